@@ -1,0 +1,1 @@
+"""Hardware: chips, slices, torus pieces, and the seconds a collective takes."""

@@ -1,0 +1,1 @@
+"""Which choice is best: enumeration, pricing on arrays, the plan file, the report."""

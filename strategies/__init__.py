@@ -1,0 +1,1 @@
+"""What can be sharded: model shapes, the notation, programs, and their readers."""
