@@ -1,0 +1,119 @@
+"""The checker: a type system for shardings.
+
+`check` proves that a program follows every rule whatever its axes' sizes; `requirements` lists what it asks
+of sizes; `check_sizes` holds these against numbers. Every error names line, step, tensor, dim and axis, what
+was required and what was got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from strategies.notation import Axes, Dim, LayoutError, Program, Step, Tensor
+from strategies.primitives import PRIMITIVES
+from strategies.rules import Broken, WholeIfCut, well_formed
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a program asks of sizes: dims that axes must divide, and dims that must be cut fully."""
+
+    divides: tuple[tuple[str, Axes], ...]
+    whole: tuple[WholeIfCut, ...]
+
+
+def check(program: Program) -> Requirements:
+    """Check every step; raise `LayoutError` at the first that breaks a rule."""
+    known: dict[str, Tensor] = {program.input.name: program.input}
+    whole: list[WholeIfCut] = []
+    for step in program.steps:
+        try:
+            whole += _check_step(step, known, program)
+        except Broken as broken:
+            raise LayoutError(f"{program.source}, line {step.line}: {step.op}: {broken}") from None
+    _check_end(program, known)
+    return Requirements(_divides(program), tuple(dict.fromkeys(whole)))
+
+
+def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Sequence[WholeIfCut]:
+    primitive = PRIMITIVES.get(step.op)
+    if primitive is None:
+        raise Broken(f"no such primitive; known: {', '.join(PRIMITIVES)}")
+    for tensor in (*step.inputs, *step.outputs):
+        well_formed(tensor)
+        _known_axes(tensor, program)
+    for tensor in step.inputs:
+        _check_operand(tensor, known, program)
+    needs = primitive.rule(step)
+    known.update({tensor.name: tensor for tensor in step.outputs})
+    return needs
+
+
+def _known_axes(tensor: Tensor, program: Program) -> None:
+    if not program.roles:
+        return
+    letters = {role.axis for role in program.roles}
+    for dim in tensor.dims:
+        for axis in dim.axes:
+            if axis not in letters:
+                raise Broken(f"axis {axis} of {tensor} has no role; the header knows {', '.join(sorted(letters))}")
+
+
+def _check_operand(tensor: Tensor, known: dict[str, Tensor], program: Program) -> None:
+    outside = (*program.weights, *program.cache, *program.index)
+    if tensor.name not in known:
+        if tensor.name not in outside:
+            raise Broken(f"{tensor.name} is used before it is written, and is no weight, cache or index of the header")
+        known[tensor.name] = tensor
+    elif tensor.name not in program.index and not known[tensor.name].same_type(tensor):
+        raise Broken(f"{tensor.name} was written as {known[tensor.name]}, and is read as {tensor}")
+
+
+def _check_end(program: Program, known: dict[str, Tensor]) -> None:
+    final = known.get(program.output.name)
+    if final is None or not final.same_type(program.output):
+        raise LayoutError(
+            f"{program.source}: program {program.name} promises the output {program.output}, and ends with "
+            f"{final if final is not None else 'no such tensor'}"
+        )
+    for name in program.constraints:
+        if name not in known:
+            raise LayoutError(f"{program.source}: program {program.name} constrains {name}, which no step writes")
+
+
+def _divides(program: Program) -> tuple[tuple[str, Axes], ...]:
+    found: dict[tuple[str, Axes], None] = {}
+    for step in program.steps:
+        for tensor in (*step.inputs, *step.outputs):
+            for dim in tensor.dims:
+                if dim.axes:
+                    found[(dim.name, dim.axes)] = None
+    return tuple(found)
+
+
+def check_sizes(
+    needs: Requirements, dims: Mapping[str, int], sizes: Mapping[str, int], where: str = "", lines: str = ""
+) -> None:
+    """Hold the requirements against numbers; raise `LayoutError` naming dim, axes, sizes and what would work."""
+    for need in needs.whole:
+        cut, by = prod(sizes[a] for a in need.axes), prod(sizes[a] for a in need.by)
+        if by > 1 and cut != dims[need.dim]:
+            raise LayoutError(
+                f"{where}{need.other} may be cut (by {''.join(need.by)}, {by} ways) only where {need.dim} is cut fully: "
+                f"{Dim(need.dim, need.axes)} is cut {cut} ways, {need.dim} = {dims[need.dim]}; merge the heads first, "
+                f"then move {''.join(need.by)}"
+            )
+    for name, axes in needs.divides:
+        cut = prod(sizes[a] for a in axes)
+        if name in dims and dims[name] % cut:
+            raise LayoutError(
+                f"{where}{name} = {dims[name]} cannot be cut {cut} ways by {''.join(axes)}; "
+                f"{_divisors(dims[name])} would work"
+            )
+
+
+def _divisors(n: int) -> str:
+    found = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")

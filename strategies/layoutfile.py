@@ -1,0 +1,167 @@
+"""Reading `.layout` files: headers and bodies of layout programs."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from mesh.errors import InputError
+
+from strategies.notation import LayoutError, Program, Role, Step, Tensor, parse_step, parse_tensor
+
+PHASES = ("decode", "prefill")
+COMPONENTS = ("attention", "mlp", "moe", "block", "embed", "unembed")
+_LISTS = ("weights", "cache", "index", "constraints", "pad", "requires")
+_HEADERS = ("phase", "component", "roles", "input", "output", "dims", *_LISTS)
+_ROLE = re.compile(r"([A-Za-z])=([A-Z]+\*?(?:\+[A-Z-]+)?|-\+[A-Z]+)")
+_DERIVED = re.compile(r"([A-Za-z]+)\s*=\s*([A-Za-z]+)/([A-Za-z]+)")
+FEATURES = ("gated", "plain", "qk_norm", "qkv_bias", "o_bias", "bias")
+
+
+def parse_layout(text: str, source: str = "<text>") -> tuple[Program, ...]:
+    """Every program of a `.layout` text, unchecked; raises `LayoutError` naming file and line."""
+    programs: list[Program] = []
+    block: list[tuple[int, str]] = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.split("#")[0].rstrip()
+        if line.startswith("program ") and block:
+            programs.append(_parse_program(block, source))
+            block = []
+        if line.strip():
+            block.append((number, line))
+    if not block:
+        raise LayoutError(f"{source}: no program found; expected a line 'program NAME' and then its header and body")
+    return (*programs, _parse_program(block, source))
+
+
+def _parse_program(block: list[tuple[int, str]], source: str) -> Program:
+    number, first = block[0]
+    if not first.startswith("program ") or len(first.split()) != 2:
+        raise LayoutError(f"{source}, line {number}: '{first.strip()}'; expected 'program NAME'")
+    cut = next((i for i, (_, line) in enumerate(block) if line.strip() == "body"), None)
+    if cut is None:
+        raise LayoutError(f"{source}, line {number}: program {first.split()[1]} has no line 'body'")
+    header = _parse_header(block[1:cut], source)
+    steps = tuple(_parse_body_line(n, line, source) for n, line in block[cut + 1 :])
+    if not steps:
+        raise LayoutError(f"{source}, line {number}: program {first.split()[1]} has an empty body")
+    return _build(first.split()[1], header, steps, source, number)
+
+
+def _parse_header(block: list[tuple[int, str]], source: str) -> dict[str, tuple[int, str]]:
+    header: dict[str, tuple[int, str]] = {}
+    for number, line in block:
+        key, colon, value = line.partition(":")
+        if not colon or key.strip() not in _HEADERS:
+            raise LayoutError(
+                f"{source}, line {number}: '{line.strip()}' is no header line; expected one of {', '.join(_HEADERS)} "
+                "followed by ':', or 'body'"
+            )
+        header[key.strip()] = (number, value.strip())
+    return header
+
+
+def _parse_body_line(number: int, line: str, source: str) -> Step:
+    where = f"{source}, line {number}: "
+    text, features = line.strip(), []
+    while match := re.match(r"when ([a-z_]+):\s*", text):
+        if match[1] not in FEATURES:
+            raise LayoutError(f"{where}unknown condition '{match[1]}'; known: {', '.join(FEATURES)}")
+        features.append(("when", match[1]))
+        text = text[match.end() :]
+    step = parse_step(text, number, where)
+    return Step(step.op, step.axes, step.inputs, step.outputs, (*step.options, *features), number)
+
+
+def _build(
+    name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...], source: str, number: int
+) -> Program:
+    for key in ("phase", "component", "roles", "input", "output"):
+        if key not in header:
+            raise LayoutError(f"{source}, line {number}: program {name} lacks the header line '{key}:'")
+    lists = {key: tuple(header[key][1].split()) for key in _LISTS if key in header}
+    return Program(
+        name=name,
+        phase=_one_of(header, "phase", PHASES, source),
+        component=_one_of(header, "component", COMPONENTS, source),
+        roles=tuple(_parse_role(part, header["roles"][0], source) for part in header["roles"][1].split()),
+        steps=steps,
+        input=_header_tensor(header, "input", source),
+        output=_header_tensor(header, "output", source),
+        derived=_parse_derived(header, source),
+        source=source,
+        **lists,
+    )
+
+
+def _one_of(header: dict[str, tuple[int, str]], key: str, known: tuple[str, ...], source: str) -> str:
+    number, value = header[key]
+    if value not in known:
+        raise LayoutError(f"{source}, line {number}: {key} '{value}' is not known; expected one of {', '.join(known)}")
+    return value
+
+
+def _parse_role(text: str, number: int, source: str) -> Role:
+    match = _ROLE.fullmatch(text)
+    if not match:
+        raise LayoutError(
+            f"{source}, line {number}: '{text}' is no role; expected AXIS=WEIGHTS or AXIS=WEIGHTS+CACHE, such as "
+            "X=D or Z=N+B"
+        )
+    return Role(match[1], match[2])
+
+
+def _header_tensor(header: dict[str, tuple[int, str]], key: str, source: str) -> Tensor:
+    number, value = header[key]
+    return parse_tensor(value, f"{source}, line {number}: ")
+
+
+def _parse_derived(header: dict[str, tuple[int, str]], source: str) -> tuple[tuple[str, str, str], ...]:
+    if "dims" not in header:
+        return ()
+    number, value = header["dims"]
+    found = []
+    for part in value.split(","):
+        match = _DERIVED.fullmatch(part.strip())
+        if not match:
+            raise LayoutError(f"{source}, line {number}: '{part.strip()}' is no derived dim; expected a form like M = N/K")
+        found.append((match[1], match[2], match[3]))
+    return tuple(found)
+
+
+def specialise(program: Program, features: frozenset[str]) -> Program:
+    """The program without the lines whose `when` condition the model does not meet, and without the conditions."""
+    steps = tuple(
+        Step(s.op, s.axes, s.inputs, s.outputs, tuple(o for o in s.options if o[0] != "when"), s.line)
+        for s in program.steps
+        if all(value in features for key, value in s.options if key == "when")
+    )
+    used = {t.name for s in steps for t in (*s.inputs, *s.outputs)}
+    return Program(
+        **{
+            **{name: getattr(program, name) for name in Program.__slots__},
+            "steps": steps,
+            "weights": tuple(w for w in program.weights if w in used),
+            "constraints": tuple(c for c in program.constraints if c in used),
+        }
+    )
+
+
+def read_layout(path: Path) -> tuple[Program, ...]:
+    """The programs of a user's `.layout` file; raises `InputError` if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"cannot read the layout file '{path}': {reason}; expected a text file of programs") from None
+    return parse_layout(text, str(path))
+
+
+@cache
+def builtin_programs() -> tuple[Program, ...]:
+    """The programs that come with meshwright, in order of file and line."""
+    folder = resources.files("strategies") / "programs"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".layout")), key=lambda f: f.name)
+    return tuple(p for f in files for p in parse_layout(f.read_text(encoding="utf-8"), f.name))

@@ -1,0 +1,102 @@
+"""Do the dims divide: what a program asks of sizes, held against arrays of assignments at once.
+
+Dims that a program may pad grow to the next multiple, by at most 25%; D never. N is padded through M = N/K,
+since every KV head keeps the same number of query heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.checker import Requirements
+from strategies.notation import Axes
+from strategies.prices import Number
+from strategies.rates import Ints
+
+LARGEST_PADDING = 1.25
+UNSIZED = ("C", "k", "H", "n")
+
+
+@dataclass
+class Fit:
+    """Sizes after padding, and which assignments (rows) and batches (columns) are possible."""
+
+    sizes: dict[str, Number]
+    ok: NDArray[np.bool_]
+    failures: list[tuple[str, str, NDArray[np.bool_], Ints]] = field(default_factory=list)
+
+    def need(self, dim: str, reason: str, ok: NDArray[np.bool_], ways: Ints) -> None:
+        """Rule out the rows that break a need, and remember how many that were otherwise possible it broke."""
+        bad = self.ok & ~ok
+        if bad.any():
+            self.failures.append((dim, reason, bad, np.broadcast_to(ways, bad.shape)))
+        self.ok = self.ok & ok
+
+
+def fit(
+    needs: Requirements,
+    dims: Mapping[str, float],
+    pad: Sequence[str],
+    batches: Ints,
+    ways: Callable[[Axes], Ints],
+    rows: int,
+) -> Fit:
+    """Sizes and possibility of every row: `ways` gives columns [rows, 1]; `batches` is a row [1, columns]."""
+    parts = _parts(needs, ways)
+    found = Fit(dict(dims), np.ones((rows, batches.shape[1]), dtype=bool))
+    _fit_heads(found, needs, dims, pad, parts, ways)
+    for name, cut in sorted(parts.items()):
+        if name in ("N", "M", "K", "B") or name in UNSIZED or name not in dims:
+            continue
+        _fit_dim(found, name, np.int64(dims[name]), cut, name in pad)
+    cut = parts.get("B", np.ones((rows, 1), dtype=np.int64))
+    found.sizes["B"] = _fit_dim(found, "B", batches, cut, "B" in pad)
+    return found
+
+
+def _parts(needs: Requirements, ways: Callable[[Axes], Ints]) -> dict[str, Ints]:
+    """How many ways each dim must divide: the least common multiple over all its cuts."""
+    parts: dict[str, Ints] = {}
+    for name, axes in needs.divides:
+        cut = ways(axes)
+        parts[name] = np.lcm(parts[name], cut) if name in parts else cut
+    return parts
+
+
+def _fit_dim(found: Fit, name: str, size: Number, cut: Ints, may_pad: bool) -> Number:
+    padded = -(-size // cut) * cut
+    if may_pad:
+        reason = f"{name} does not divide, and padding it would add more than 25%"
+        found.need(name, reason, padded <= LARGEST_PADDING * size, cut)
+    else:
+        found.need(name, f"{name} does not divide", padded == size, cut)
+    found.sizes[name] = padded
+    return padded
+
+
+def _fit_heads(
+    found: Fit,
+    needs: Requirements,
+    dims: Mapping[str, float],
+    pad: Sequence[str],
+    parts: Mapping[str, Ints],
+    ways: Callable[[Axes], Ints],
+) -> None:
+    if "K" not in parts or "K" not in dims:
+        return
+    K, M = int(dims["K"]), int(dims["M"])
+    found.need("K", "KV heads do not divide", K % parts["K"] == 0, parts["K"])
+    for need in needs.whole:
+        reason = "query heads of a group may be cut only where the KV heads are cut fully"
+        found.need("M", reason, (ways(need.by) == 1) | (ways(need.axes) == K), ways(need.by))
+    step = parts["N"] // np.gcd(K, parts["N"])
+    if "M" in parts:
+        step = np.lcm(step, parts["M"])
+    padded = -(-M // step) * step
+    may = LARGEST_PADDING if "M" in pad else 1.0
+    found.need("N", "query heads do not divide, and padding them would add more than 25%", padded <= may * M, parts["N"])
+    found.sizes["M"], found.sizes["N"] = padded, padded * K
