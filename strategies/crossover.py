@@ -2,7 +2,7 @@
 
 "Book" is *How to Scale Your Model* (the Scaling Book), ch. 3, 5 and 7. Symbols: B batch, D d_model, F d_ff,
 n chips = X * YZ (X cuts D, YZ cuts F). `ici_bytes_per_s` is the bandwidth of one mesh axis: both directions
-of a ring (2W), one direction (W) of a line. The book drops the (n-1)/n of every collective: `limit=True` gives
+of a ring (2W), one direction (W) of a line. The book drops the (n-1)/n of every collective: `limit=True` is
 its value, the default the exact one. `mesh.collectives` prices real slices; these forms explain the prices.
 """
 

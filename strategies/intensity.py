@@ -24,6 +24,8 @@ def checked(formula: Callable[P, R]) -> Callable[P, R]:
         for name, value in kwargs.items():
             if isinstance(value, int | float) and not 0 <= value < math.inf:
                 raise InputError(f"{name} must be finite and not negative. Got {name}={value}")
+            if value == 0 and name.endswith("_per_s"):
+                raise InputError(f"{name} must be positive. Got {name}={value}")
         try:
             return formula(*args, **kwargs)
         except ZeroDivisionError:

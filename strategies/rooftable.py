@@ -79,8 +79,8 @@ def roofline_table(
     """The chapter's table; `context` is the tokens in each filled cache.
 
     As in the chapter, parameters are all of them (a plan prices an untied input embedding as a lookup, so it
-    may be faster by that much) and `kv_heads` resizes the cache but not the weights. Unlike there, an MoE reads
-    only the experts that the batch is expected to touch.
+    may be faster by that much) and `kv_heads` resizes the cache but not the weights. Unlike there, an MoE
+    reads only the experts that the batch is expected to touch.
     """
     for name, value in [("context", context), *(("batch", batch) for batch in batches)]:
         if value < 1:

@@ -1,0 +1,329 @@
+"""The search: every layout of one slice, priced as tables, joined exactly, and proved best by exhaustion.
+
+    tables    every assignment of roles to mesh axes, per component and batch        strategies.tables
+    glue      what each face of a component pays to meet each residual               planner.joined
+    join      the sum over components is least for some state of the residual; within a state components are
+              independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
+              what was found: a branch and bound whose bound is exact where memory does not bind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+
+import numpy as np
+from mesh.slices import Slice
+
+from strategies.components import Component
+from strategies.cost import Speeds
+from strategies.rates import Floats, Ints, Rates, tabulate_rates
+from strategies.tables import price_body
+from strategies.workload import Workload
+
+from planner.joined import Joined, join, prefix_masks, price_glue
+from planner.meshes import Mesh, meshes, symmetries
+from planner.residuals import CODES, States, states
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one component does: the body's name and the program axis that each piece of the mesh plays."""
+
+    component: str
+    body: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layout as the search sees it: mesh, residual, a pick per component, and what the tables say it costs."""
+
+    mesh: Mesh
+    residual: tuple[str, ...]
+    picks: tuple[Pick, ...]
+    batch: int
+    padded_batch: int
+    step_s: float
+    total_bytes: float
+
+
+@dataclass
+class Found:
+    """What a search of one slice gives: per batch the best choices, and what was ruled out."""
+
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
+    rejected: dict[tuple[str, str], tuple[int, dict[str, float]]] = field(default_factory=dict)
+    least_bytes: dict[int, float] = field(default_factory=dict)
+    over_memory: dict[int, int] = field(default_factory=dict)
+    candidates: int = 0
+    evaluations: int = 0
+
+    def reject(self, component: str, reason: str, count: int, example: dict[str, float]) -> None:
+        """Count assignments that a reason rules out; keep the first example."""
+        before, first = self.rejected.get((component, reason), (0, example))
+        self.rejected[component, reason] = (before + count, first)
+
+
+Allowed = Mapping[str, Sequence[frozenset[str]]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One slice, its workload, and the components to lay out; `fixed` limits roles per component and axis."""
+
+    slice_: Slice
+    work: Workload
+    components: Sequence[Component]
+    fast: Speeds
+    usable_bytes: float
+    fixed: Mapping[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
+    ici: float = 1.0
+
+
+def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
+    """(batch, padded batch): each batch, and its multiples of what the devices divide into, at most 25% above."""
+    found = []
+    for batch in batches:
+        padded = {-(-batch // ways) * ways for ways in range(1, devices + 1) if devices % ways == 0}
+        found += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
+    return found
+
+
+def search(problem: Problem, top: int) -> Found:
+    """The best layouts of every batch on one slice; `top` of the best batch's, one of the others'."""
+    found = Found()
+    for mesh in meshes(problem.slice_):
+        _search_mesh(problem, mesh, top, found)
+    for batch, choices in found.choices.items():
+        found.choices[batch] = _distinct(choices, problem, top)
+    return found
+
+
+def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
+    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
+    rates = rates if problem.ici == 1.0 else rates.scaled(problem.ici)
+    pairs = columns(problem.work.batches, problem.slice_.devices)
+    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+    joined = _tables(problem, mesh, rates, batches, found)
+    if joined is None:
+        return
+    state = states(len(mesh), problem.work.phase)
+    board = _Board(problem, mesh, joined, state, rates, batches, pairs)
+    found.candidates += board.candidates()
+    for column, (batch, _) in enumerate(pairs):
+        board.best(column, top, found.choices.setdefault(batch, []))
+        least = board.least_bytes(column)
+        found.least_bytes[batch] = min(least, found.least_bytes.get(batch, np.inf))
+        found.over_memory[batch] = found.over_memory.get(batch, 0) + board.over_memory(column)
+
+
+def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
+    result = []
+    for component in problem.components:
+        tables = []
+        for body in component.bodies:
+            allowed = [
+                problem.fixed.get(component.name, {}).get(piece.axis, frozenset((*body.axes, "-"))) for piece in mesh
+            ]
+            table = price_body(component, body, rates, problem.fast, batches, _letters(body, allowed))
+            tables.append(table)
+            found.evaluations += table.evaluations
+            for rejection in table.rejected:
+                found.reject(*rejection)
+        joined = join(component, tables)
+        if joined is None:
+            return None
+        result.append(joined)
+    return result
+
+
+def _letters(body: object, allowed: Sequence[frozenset[str]]) -> Sequence[frozenset[str]]:
+    return allowed
+
+
+class _Board:
+    """All components of one mesh side by side."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh,
+        joined: Sequence[Joined],
+        state: States,
+        rates: Rates,
+        batches: Ints,
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        phase = problem.work.phase
+        self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
+        self.masks = [prefix_masks(j, state.cuts) for j in joined]
+        self.residual_bytes = _residual_bytes(problem, state, rates, batches)
+        self.total = sum(self._component_best(i) * j.component.times for i, j in enumerate(joined))
+
+    def candidates(self) -> int:
+        """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
+        per_column = [
+            prod(int((np.isfinite(j.time_s[:, c])).sum()) for j in self.joined) for c in range(len(self.pairs))
+        ]
+        return sum(per_column) * len(self.state.cuts)
+
+    def _component_best(self, i: int) -> Floats:
+        """[states, columns]: the least seconds of one layer of component i in each state."""
+        joined, parts = self.joined[i], []
+        for residual in range(len(self.state.cuts)):
+            seconds = joined.best + self.glue[i][:, residual]
+            prefixes = self.state.prefixes[self.state.residual == residual]
+            allowed = self._allowed(i, residual, prefixes)
+            parts.append(_masked_min(seconds, allowed))
+        return np.concatenate(parts)
+
+    def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
+        """[states of the residual, faces]: whether a face's kept axes are prefixes."""
+        return np.logical_and.reduce([prefixes[:, mask[:, residual]] for mask in self.masks[i]])
+
+    def least_bytes(self, column: int) -> float:
+        """The least memory of any layout of this batch."""
+        least = [np.where(np.isfinite(j.time_s[:, column]), j.stored_bytes[:, column], np.inf) for j in self.joined]
+        peaks = [np.where(np.isfinite(j.time_s[:, column]), j.peak_bytes[:, column], np.inf).min() for j in self.joined]
+        return float(sum(part.min() for part in least) + max(peaks) + self.residual_bytes[:, column].min())
+
+    def over_memory(self, column: int) -> int:
+        """Assignments that need more than the usable HBM even with the least of everything else."""
+        usable = self.problem.usable_bytes
+        least = [float(np.min(np.where(np.isfinite(j.time_s[:, column]), j.stored_bytes[:, column], np.inf))) for j in self.joined]
+        total = sum(least)
+        return sum(
+            int((np.isfinite(j.time_s[:, column]) & (total - least[i] + j.stored_bytes[:, column] > usable)).sum())
+            for i, j in enumerate(self.joined)
+        )
+
+    def best(self, column: int, top: int, into: list[Choice]) -> None:
+        """Add the best `top` distinct choices of a column to `into`."""
+        keep: dict[object, Choice] = {_key(c, self.problem): c for c in into}
+        totals = self.total[:, column]
+        for state in np.argsort(totals, kind="stable"):
+            worst = sorted(c.step_s for c in keep.values())
+            if not np.isfinite(totals[state]) or (len(worst) >= top and totals[state] > worst[top - 1] * (1 + 1e-12)):
+                break
+            for choice in self._state(int(state), column, top):
+                key = _key(choice, self.problem)
+                if key not in keep or _order(choice) < _order(keep[key]):
+                    keep[key] = choice
+        into[:] = sorted(keep.values(), key=_order)[:top]
+
+    def _state(self, state: int, column: int, top: int) -> list[Choice]:
+        residual = int(self.state.residual[state])
+        usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
+        options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
+        if any(not len(o[0]) for o in options):
+            return []
+        time, stored, peak = options[0][1], options[0][2], options[0][3]
+        for _, t, s, p in options[1:]:
+            time = (time[:, None] + t[None]).ravel()
+            stored = (stored[:, None] + s[None]).ravel()
+            peak = np.maximum(peak[:, None], p[None]).ravel()
+        fits = np.flatnonzero(stored + peak <= usable)
+        shape = tuple(len(o[0]) for o in options)
+        chosen = fits[np.argsort(time[fits], kind="stable")][: top * self._room()]
+        return [
+            self._choice(state, column, [int(o[0][n]) for o, n in zip(options, np.unravel_index(c, shape), strict=True)],
+                         float(time[c]), float(stored[c] + peak[c] + self.residual_bytes[residual, column]))
+            for c in chosen
+        ]
+
+    def _room(self) -> int:
+        return 2 * symmetries(self.problem.slice_)
+
+    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> tuple[Ints, Floats, Floats, Floats]:
+        """Rows of component i worth joining in a state: rows, seconds of all layers, stored and peak bytes."""
+        joined = self.joined[i]
+        top = 1 if joined.component.kind == "vocab" else top * self._room() if top > 1 else 1
+        faces = np.flatnonzero(self._allowed(i, residual, self.state.prefixes[state : state + 1])[0])
+        rows = [self._front(i, int(face), column, top) for face in faces if np.isfinite(self.glue[i][face, residual, column])]
+        row = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
+        seconds = joined.component.times * (joined.time_s[row, column] + self.glue[i][joined.face[row], residual, column])
+        return _front(row, seconds, joined.stored_bytes[row, column], joined.peak_bytes[row, column], top)
+
+    def _front(self, i: int, face: int, column: int, top: int) -> Ints:
+        joined = self.joined[i]
+        if (column, top) not in joined.fronts:
+            joined.fronts[column, top] = [np.full(1, -1)] * len(joined.reads)
+        cached = joined.fronts[column, top]
+        if len(cached[face]) == 1 and cached[face][0] == -1:
+            rows = joined.members(face)
+            rows = rows[np.isfinite(joined.time_s[rows, column])]
+            rows = rows[joined.stored_bytes[rows, column] <= self.problem.usable_bytes]
+            cached[face] = _front(rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column], top)[0]
+        return cached[face]
+
+    def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
+        picks = []
+        for joined, row in zip(self.joined, rows, strict=True):
+            table = joined.tables[joined.table_of[row]]
+            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
+            picks.append(Pick(joined.component.name, table.body.name, axes))
+        residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
+        batch, padded = self.pairs[column]
+        return Choice(self.mesh, residual, tuple(picks), batch, padded, step_s, total_bytes)
+
+
+def _masked_min(seconds: Floats, allowed: np.ndarray) -> Floats:
+    """[states, columns]: the least of the allowed faces' seconds."""
+    return np.where(allowed[:, :, None], seconds[None], np.inf).min(axis=1)
+
+
+def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
+    """[residuals, columns]: the residual stream and the update that is added to it."""
+    bits = 1 << np.arange(state.cuts.shape[1])
+    ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
+    tokens = batches * (problem.work.context if problem.work.phase == "prefill" else 1)
+    D = problem.components[0].dims["D"]
+    return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
+
+
+def _front(rows: Ints, seconds: Floats, stored: Floats, peak: Floats, top: int) -> tuple[Ints, Floats, Floats, Floats]:
+    """The rows that fewer than `top` others beat in time, stored and peak bytes alike, in order of time."""
+    order = np.lexsort((rows, peak, stored, seconds))
+    kept: list[int] = []
+    for n in order:
+        better = sum(1 for m in kept if stored[m] <= stored[n] and peak[m] <= peak[n])
+        if better < top:
+            kept.append(int(n))
+    chosen = np.array(kept, dtype=np.int64)
+    return rows[chosen], seconds[chosen], stored[chosen], peak[chosen]
+
+
+def _order(choice: Choice) -> tuple[object, ...]:
+    """Ties break on memory, then padding, then names: never on the order of the search."""
+    return (round(choice.step_s, 15), choice.total_bytes, choice.padded_batch, choice.mesh, choice.residual, [(p.body, p.axes) for p in choice.picks])
+
+
+def _key(choice: Choice, problem: Problem) -> object:
+    """What makes two choices the same layout: bodies and roles per physical axis, whichever equal axis it is.
+
+    The vocabulary's layout and the residual are details of a layout: of those that differ only there, the best
+    is shown.
+    """
+    main = [p for p, c in zip(choice.picks, problem.components, strict=True) if c.kind != "vocab"]
+    lines: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
+    for i, piece in enumerate(choice.mesh):
+        roles = tuple(p.axes[i] for p in main)
+        line = lines.setdefault(piece.axis, [])
+        if line and line[-1][2] == roles:
+            line[-1] = (line[-1][0], line[-1][1] * piece.size, roles)
+        else:
+            line.append((piece.stride, piece.size, roles))
+    axes = problem.slice_.axes
+    shape = sorted(((axes[a].size, axes[a].ring, axes[a].core), tuple(line)) for a, line in lines.items())
+    return (tuple(p.body for p in main), tuple(shape))
+
+
+def _distinct(choices: list[Choice], problem: Problem, top: int) -> list[Choice]:
+    best: dict[object, Choice] = {}
+    for choice in sorted(choices, key=_order):
+        best.setdefault(_key(choice, problem), choice)
+    return list(best.values())[:top]

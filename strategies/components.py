@@ -1,0 +1,164 @@
+"""The components of a model: what a layout is chosen for, and the programs it is chosen from.
+
+A component is attention, MLP, MoE or a parallel block of one or more layer groups (groups of equal shape share
+a layout), or the vocabulary (embedding and unembedding, which share theirs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from mesh.errors import InputError
+
+from strategies import glue
+from strategies.checker import Requirements, check
+from strategies.layoutfile import builtin_programs, specialise
+from strategies.models import LayerGroup, Model
+from strategies.notation import LayoutError, Program
+from strategies.workload import Workload, features, layer_dims, vocab_dims
+
+IDLE = "-"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checked program and what it asks of sizes."""
+
+    program: Program
+    needs: Requirements
+
+
+@dataclass(frozen=True)
+class Body:
+    """One way to run a component: its program (for the vocabulary two, which share their roles)."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The program axes, one per role."""
+        return tuple(role.axis for role in self.parts[0].program.roles)
+
+    def role_name(self, axis: str) -> str:
+        """The name of a program axis's role; `-` for a mesh axis that idles."""
+        return IDLE if axis == IDLE else self.parts[0].program.role(axis).name
+
+    def axis_of(self, role: str) -> str:
+        """The program axis that has this role."""
+        for candidate in self.parts[0].program.roles:
+            if candidate.name == role:
+                return candidate.axis
+        if role == IDLE:
+            return IDLE
+        known = ", ".join(r.name for r in self.parts[0].program.roles)
+        raise InputError(f"program {self.name} has no role '{role}'; it has {known}, and - for idle")
+
+    def reads(self, axis: str) -> str:
+        """What the axis cuts in the body's input: D, B, T or `-`."""
+        return _cut_by(axis, self.parts[-1].program.input)
+
+    def gives(self, axis: str) -> str:
+        """What the axis does to the body's output: cuts D, B or T, leaves a partial sum (U), or `-`."""
+        output = self.parts[0].program.output
+        return "U" if axis in output.partial else _cut_by(axis, output)
+
+
+def _cut_by(axis: str, tensor: object) -> str:
+    return next((d.name for d in tensor.dims if axis in d.axes), IDLE)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Component:
+    """What one layout is chosen for: its kind, the layer groups it serves, and how many layers these have."""
+
+    name: str
+    kind: str
+    groups: tuple[int, ...]
+    times: int
+    dims: Mapping[str, float]
+    bodies: tuple[Body, ...]
+    tied: bool = False
+
+    def body(self, name: str) -> Body:
+        """The body of that name; raises `InputError` naming those there are."""
+        for body in self.bodies:
+            if body.name == name:
+                return body
+        raise InputError(f"{self.name} has no program '{name}'; known: {', '.join(b.name for b in self.bodies)}")
+
+
+def entry_parts(kind: str, phase: str) -> tuple[Part, ...]:
+    """The glue from the residual to a component's input."""
+    if kind == "vocab" and phase == "prefill":
+        return (_part(glue.last_position()), _part(glue.entry(phase, True)))
+    return (_part(glue.entry(phase)),)
+
+
+def exit_parts(kind: str, phase: str) -> tuple[Part, ...]:
+    """The glue from a component's output back to the residual."""
+    return (_part(glue.leave(phase, kind != "vocab")),)
+
+
+@cache
+def _part(program: Program) -> Part:
+    return Part(program, check(program))
+
+
+def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> tuple[Component, ...]:
+    """The model's components for this workload; `extra` programs of the user's join those that come with us.
+
+    Raises `LayoutError` where an extra program breaks a rule.
+    """
+    programs = (*builtin_programs(), *extra)
+    found: dict[tuple[str, object], list[int]] = {}
+    for index, group in enumerate(model.groups):
+        for kind in _kinds(group):
+            shape = group if kind == "block" else group.attention if kind == "attention" else group.mlp
+            found.setdefault((kind, shape), []).append(index)
+    many = {kind: sum(k == kind for k, _ in found) for kind, _ in found}
+    result = [
+        _component(kind, tuple(groups), many[kind] > 1, model, work, programs) for (kind, _), groups in found.items()
+    ]
+    return (*result, _vocabulary(model, work, programs))
+
+
+def _kinds(group: LayerGroup) -> tuple[str, ...]:
+    mlp = "moe" if group.mlp.moe else "mlp"
+    return ("block",) if group.parallel and not group.mlp.moe else ("attention", mlp)
+
+
+def _component(
+    kind: str, groups: tuple[int, ...], numbered: bool, model: Model, work: Workload, programs: Sequence[Program]
+) -> Component:
+    group = model.groups[groups[0]]
+    bodies = tuple(
+        Body(p.name, (_specialised(p, features(group)),))
+        for p in programs
+        if p.component == kind and p.phase == work.phase
+    )
+    dims = layer_dims(model, group, work)
+    times = sum(model.groups[i].count for i in groups)
+    return Component(f"{kind}{groups[0]}" if numbered else kind, kind, groups, times, dims, bodies)
+
+
+@cache
+def _specialised(program: Program, met: frozenset[str]) -> Part:
+    return _part(specialise(program, met))
+
+
+def _vocabulary(model: Model, work: Workload, programs: Sequence[Program]) -> Component:
+    named = {
+        kind: [p for p in programs if p.component == kind and p.phase == work.phase] for kind in ("embed", "unembed")
+    }
+    bodies = []
+    for up in named["unembed"]:
+        for down in named["embed"]:
+            if up.roles == down.roles:
+                name = up.name if down.name == "embed" else f"{down.name}+{up.name}"
+                bodies.append(Body(name, (_specialised(down, frozenset()), _specialised(up, frozenset()))))
+    if not bodies:
+        raise LayoutError("no embed and unembed program with equal roles; expected one of each for this phase")
+    return Component("vocab", "vocab", (), 1, vocab_dims(model, work), tuple(bodies), model.tied)

@@ -1,0 +1,144 @@
+"""Pricing many assignments at once: every row is a choice of roles for the mesh axes, every column a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.components import IDLE, Body, Component, Part
+from strategies.cost import (
+    ArrayScope,
+    Speeds,
+    Totals,
+    cache_bytes,
+    peak_activation_bytes,
+    price_steps,
+    weight_bytes,
+)
+from strategies.prices import Number
+from strategies.rates import Floats, Ints, Rates
+from strategies.sizes import Fit, fit
+
+Rows = NDArray[np.int8]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
+
+    Seconds are of one layer; `stored_bytes` (weights and cache) are of all the component's layers, per device.
+    """
+
+    body: Body
+    choices: tuple[str, ...]
+    rows: Rows
+    ok: NDArray[np.bool_]
+    roof_s: Floats
+    comm_s: Floats
+    stored_bytes: Floats
+    peak_bytes: Floats
+    rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
+    evaluations: int
+
+
+def enumerate_rows(choices: int, axes: int) -> Rows:
+    """Every assignment of `choices` roles to `axes` mesh axes."""
+    return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, -1).T
+
+
+def masks_of(rows: Rows, choices: Sequence[str]) -> dict[str, Ints]:
+    """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
+    bits = 1 << np.arange(rows.shape[1], dtype=np.int64)
+    return {axis: ((rows == i) * bits).sum(axis=1, dtype=np.int64)[:, None] for i, axis in enumerate(choices) if axis != IDLE}
+
+
+def price_body(
+    component: Component, body: Body, rates: Rates, fast: Speeds, batches: Ints, allowed: Sequence[frozenset[str]]
+) -> Table:
+    """Price every assignment of a body; `allowed[i]` are the program axes that mesh axis i may play."""
+    choices = (*body.axes, IDLE)
+    rows = enumerate_rows(len(choices), len(allowed))
+    for i, names in enumerate(allowed):
+        rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
+    rows = _sequence_rows(rows, body, choices)
+    fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in body.parts]
+    ok = np.logical_and.reduce([f.ok for f in fits])
+    rejected = tuple(r for part, f in zip(body.parts, fits, strict=True) for r in _rejections(f, component))
+    alive = ok.any(axis=1)
+    rows, ok = rows[alive], ok[alive]
+    return _price_rows(component, body, rates, fast, batches, rows, ok, rejected)
+
+
+def _sequence_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
+    """A program that requires a cut sequence (ring attention) needs a mesh axis that cuts it."""
+    if not any("sequence" in part.program.requires for part in body.parts):
+        return rows
+    cutting = {axis for part in body.parts for s in part.program.steps if s.op == "RingAttend" for axis in s.axes}
+    return rows[np.isin(rows, [i for i, axis in enumerate(choices) if axis in cutting]).any(axis=1)]
+
+
+def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
+    """Sizes of a part's dims for every row, and which rows are possible."""
+    rows = len(next(iter(masks.values()))) if masks else 1
+    return fit(part.needs, component.dims, part.program.pad, batches, lambda axes: _ways(axes, masks, rates), rows)
+
+
+def _ways(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
+    return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
+
+
+def _rejections(found: Fit, component: Component) -> list[tuple[str, str, int, dict[str, float]]]:
+    result = []
+    for dim, reason, bad, ways in found.failures:
+        row, column = np.unravel_index(int(bad.argmax()), bad.shape)
+        size = component.dims.get(dim)
+        example = {"ways": float(ways[row, column])} | ({dim: float(size)} if size else {})
+        result.append((component.name, reason, int(bad.any(axis=1).sum()), example))
+    return result
+
+
+def scope_of(part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds) -> ArrayScope:
+    """A scope over rows, with the quantities that depend on the batch."""
+    tokens = sizes["B"] * sizes.get("T", 1)
+    extra: dict[str, Number] = {"tokens": tokens}
+    if "E" in sizes and "k" in sizes:
+        extra["C"] = tokens * sizes["k"] / sizes["E"]
+    return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)
+
+
+def _price_rows(
+    component: Component,
+    body: Body,
+    rates: Rates,
+    fast: Speeds,
+    batches: Ints,
+    rows: Rows,
+    ok: NDArray[np.bool_],
+    rejected: tuple[tuple[str, str, int, dict[str, float]], ...],
+) -> Table:
+    choices = (*body.axes, IDLE)
+    masks, shape = masks_of(rows, choices), ok.shape
+    total, stored, peak = Totals(), 0.0, 0.0
+    for number, part in enumerate(body.parts):
+        sizes = fit_part(part, component, rates, masks, batches).sizes
+        scope = scope_of(part, sizes, masks, rates, fast)
+        for cost in price_steps(scope, fast):
+            total.add(cost)
+        weights = 0.0 if component.tied and number else weight_bytes(scope)
+        stored = stored + component.times * (weights + cache_bytes(scope))
+        peak = np.maximum(peak, peak_activation_bytes(scope))
+    return Table(
+        body,
+        choices,
+        rows,
+        ok,
+        np.broadcast_to(total.roof_s, shape),
+        np.broadcast_to(total.comm_s, shape),
+        np.broadcast_to(stored, shape),
+        np.broadcast_to(peak, shape),
+        rejected,
+        int(ok.sum()),
+    )
