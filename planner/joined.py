@@ -39,8 +39,7 @@ class Joined:
     face: Ints
     reads: Ints
     gives: Ints
-    glue_s: Floats = field(default_factory=lambda: np.zeros(0))
-    fronts: dict[tuple[int, int], list[Ints]] = field(default_factory=dict)
+    fronts: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     @cached_property
     def best(self) -> Floats:
@@ -48,10 +47,6 @@ class Joined:
         order = np.argsort(self.face, kind="stable")
         starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
         return np.minimum.reduceat(self.time_s[order], starts, axis=0)
-
-    def members(self, face: int) -> Ints:
-        """The rows that have this face."""
-        return np.flatnonzero(self.face == face)
 
 
 def join(component: Component, tables: Sequence[Table]) -> Joined | None:

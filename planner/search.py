@@ -67,7 +67,7 @@ class Found:
         self.rejected[component, reason] = (before + count, first)
 
 
-Allowed = Mapping[str, Sequence[frozenset[str]]]
+_MOST_JOINED = 200_000
 
 
 @dataclass(frozen=True)
@@ -206,59 +206,61 @@ class _Board:
         keep: dict[object, Choice] = {_key(c, self.problem): c for c in into}
         totals = self.total[:, column]
         for state in np.argsort(totals, kind="stable"):
-            worst = sorted(c.step_s for c in keep.values())
-            if not np.isfinite(totals[state]) or (len(worst) >= top and totals[state] > worst[top - 1] * (1 + 1e-12)):
+            worst = _worst(keep, top)
+            if not np.isfinite(totals[state]) or totals[state] > worst:
                 break
-            for choice in self._state(int(state), column, top):
+            for choice in self._state(int(state), column, top, worst):
                 key = _key(choice, self.problem)
                 if key not in keep or _order(choice) < _order(keep[key]):
                     keep[key] = choice
         into[:] = sorted(keep.values(), key=_order)[:top]
 
-    def _state(self, state: int, column: int, top: int) -> list[Choice]:
+    def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
+        """The best layouts of a state that take no longer than `worst` and fit."""
         residual = int(self.state.residual[state])
         usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
         options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
-        if any(not len(o[0]) for o in options):
+        if any(not len(o.row) for o in options):
             return []
-        time, stored, peak = options[0][1], options[0][2], options[0][3]
-        for _, t, s, p in options[1:]:
-            time = (time[:, None] + t[None]).ravel()
-            stored = (stored[:, None] + s[None]).ravel()
-            peak = np.maximum(peak[:, None], p[None]).ravel()
+        slack = worst - sum(float(o.seconds.min()) for o in options)
+        options = [o.within(float(o.seconds.min()) + slack) for o in options]
+        if len(options) > 1 and prod(len(o.row) for o in options) > _MOST_JOINED:
+            options = [o.front(top * self._room()) for o in options]
+        seconds, stored, peak = options[0].seconds, options[0].stored, options[0].peak
+        for o in options[1:]:
+            seconds = (seconds[:, None] + o.seconds[None]).ravel()
+            stored = (stored[:, None] + o.stored[None]).ravel()
+            peak = np.maximum(peak[:, None], o.peak[None]).ravel()
         fits = np.flatnonzero(stored + peak <= usable)
-        shape = tuple(len(o[0]) for o in options)
-        chosen = fits[np.argsort(time[fits], kind="stable")][: top * self._room()]
+        chosen = fits[np.argsort(seconds[fits], kind="stable")][: top * self._room()]
+        shape = tuple(len(o.row) for o in options)
+        total = stored + peak + self.residual_bytes[residual, column]
         return [
-            self._choice(state, column, [int(o[0][n]) for o, n in zip(options, np.unravel_index(c, shape), strict=True)],
-                         float(time[c]), float(stored[c] + peak[c] + self.residual_bytes[residual, column]))
-            for c in chosen
+            self._choice(state, column, _rows(options, shape, int(c)), float(seconds[c]), float(total[c])) for c in chosen
         ]
 
     def _room(self) -> int:
         return 2 * symmetries(self.problem.slice_)
 
-    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> tuple[Ints, Floats, Floats, Floats]:
-        """Rows of component i worth joining in a state: rows, seconds of all layers, stored and peak bytes."""
+    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> _Options:
+        """Rows of component i worth joining in a state."""
         joined = self.joined[i]
-        top = 1 if joined.component.kind == "vocab" else top * self._room() if top > 1 else 1
-        faces = np.flatnonzero(self._allowed(i, residual, self.state.prefixes[state : state + 1])[0])
-        rows = [self._front(i, int(face), column, top) for face in faces if np.isfinite(self.glue[i][face, residual, column])]
-        row = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
-        seconds = joined.component.times * (joined.time_s[row, column] + self.glue[i][joined.face[row], residual, column])
-        return _front(row, seconds, joined.stored_bytes[row, column], joined.peak_bytes[row, column], top)
+        rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
+        face = joined.face[rows]
+        allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
+        glue = self.glue[i][face, residual, column]
+        rows, glue = rows[allowed[face] & np.isfinite(glue)], glue[allowed[face] & np.isfinite(glue)]
+        seconds = joined.component.times * (joined.time_s[rows, column] + glue)
+        return _Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
 
-    def _front(self, i: int, face: int, column: int, top: int) -> Ints:
+    def _front_rows(self, i: int, column: int, top: int) -> Ints:
+        """Of every face, the rows that fewer than `top` others of the face beat."""
         joined = self.joined[i]
         if (column, top) not in joined.fronts:
-            joined.fronts[column, top] = [np.full(1, -1)] * len(joined.reads)
-        cached = joined.fronts[column, top]
-        if len(cached[face]) == 1 and cached[face][0] == -1:
-            rows = joined.members(face)
-            rows = rows[np.isfinite(joined.time_s[rows, column])]
-            rows = rows[joined.stored_bytes[rows, column] <= self.problem.usable_bytes]
-            cached[face] = _front(rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column], top)[0]
-        return cached[face]
+            rows = np.flatnonzero(np.isfinite(joined.time_s[:, column]) & (joined.stored_bytes[:, column] <= self.problem.usable_bytes))
+            options = _Options(rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+            joined.fronts[column, top] = options.front(top, joined.face[rows]).row
+        return joined.fronts[column, top]
 
     def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
         picks = []
@@ -285,16 +287,55 @@ def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints
     return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
 
 
-def _front(rows: Ints, seconds: Floats, stored: Floats, peak: Floats, top: int) -> tuple[Ints, Floats, Floats, Floats]:
-    """The rows that fewer than `top` others beat in time, stored and peak bytes alike, in order of time."""
-    order = np.lexsort((rows, peak, stored, seconds))
-    kept: list[int] = []
-    for n in order:
-        better = sum(1 for m in kept if stored[m] <= stored[n] and peak[m] <= peak[n])
-        if better < top:
-            kept.append(int(n))
-    chosen = np.array(kept, dtype=np.int64)
-    return rows[chosen], seconds[chosen], stored[chosen], peak[chosen]
+@dataclass(frozen=True)
+class _Options:
+    """Rows of one component in one state: seconds of all its layers, stored and peak bytes."""
+
+    row: Ints
+    seconds: Floats
+    stored: Floats
+    peak: Floats
+
+    def take(self, which: Ints) -> _Options:
+        return _Options(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
+
+    def within(self, limit_s: float) -> _Options:
+        """Those that take no longer than the limit."""
+        return self.take(np.flatnonzero(self.seconds <= limit_s))
+
+    def front(self, top: int, face: Ints | None = None) -> _Options:
+        """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike."""
+        face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
+        order = np.lexsort((self.row, self.peak, self.stored, self.seconds, face))
+        kept: list[int] = []
+        last, near = -1, list[tuple[float, float]]()
+        for n, f, s, p in zip(order.tolist(), face[order].tolist(), self.stored[order].tolist(), self.peak[order].tolist(), strict=True):
+            if f != last:
+                last, near = f, []
+            if _fewer_beat(near, s, p, top):
+                near.append((s, p))
+                kept.append(n)
+        return self.take(np.array(kept, dtype=np.int64))
+
+
+def _fewer_beat(kept: list[tuple[float, float]], stored: float, peak: float, top: int) -> bool:
+    beaten = 0
+    for s, p in kept:
+        if s <= stored and p <= peak:
+            beaten += 1
+            if beaten == top:
+                return False
+    return True
+
+
+def _rows(options: Sequence[_Options], shape: tuple[int, ...], chosen: int) -> list[int]:
+    return [int(o.row[n]) for o, n in zip(options, np.unravel_index(chosen, shape), strict=True)]
+
+
+def _worst(keep: Mapping[object, Choice], top: int) -> float:
+    """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
+    seconds = sorted(c.step_s for c in keep.values())
+    return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf
 
 
 def _order(choice: Choice) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from strategies.workload import Dtypes
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
 _GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
-_READS = (*_GATHERS, "Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
+_READS = ("Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,40 +226,40 @@ def peak_activation_bytes(scope: ArrayScope) -> Number:
     else works in place. A gather of two dims in one collective needs its result twice, once to reorder it.
     """
     program, peak = scope.program, np.zeros((1, 1))
-    stored = (*program.weights, *program.cache)
     last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {program.output.name: len(program.steps)}
-    live: dict[str, Tensor] = {program.input.name: program.input}
+    live: dict[str, Number] = {program.input.name: scope.nbytes(program.input)}
     for number, step in enumerate(program.steps):
-        during = _during(step, number, live, last, scope, stored)
-        peak = np.maximum(peak, during)
-        live.update({t.name: t for t in step.outputs if t.name not in stored})
-        live = {name: t for name, t in live.items() if last.get(name, -1) > number}
+        made = {t.name: _made(step, t, scope) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
+        sources = {t.name for t in step.inputs}
+        others = {name: size for name, size in live.items() if name not in made and name not in sources}
+        kept = [_beside(step, name, size, scope, last[name] > number and name not in made) for name, size in live.items() if name in sources]
+        peak = np.maximum(peak, sum(made.values()) + sum(others.values()) + sum(kept) + _reordered(step, scope))
+        live = {name: size for name, size in {**live, **made}.items() if last.get(name, -1) > number}
     return peak
 
 
-def _during(
-    step: Step, number: int, live: Mapping[str, Tensor], last: Mapping[str, int], scope: ArrayScope, stored: Axes
-) -> Number:
-    outputs = {t.name for t in step.outputs}
-    inputs = {t.name for t in step.inputs}
-    total: Number = sum(scope.nbytes(t) for t in step.outputs if t.name not in stored)
-    for name, tensor in live.items():
-        if name not in inputs:
-            total = total + (0.0 if name in outputs else scope.nbytes(tensor))
-        elif step.op in _GATHERS:
-            total = total + scope.nbytes(tensor) * (scope.ways(step.axes) > 1)
-        elif step.op in _READS or (last.get(name, -1) > number and name not in outputs):
-            total = total + scope.nbytes(tensor)
-    if step.op == "AllGather":
-        total = total + sum(_reordered(a, b, scope) for a, b in zip(step.inputs, step.outputs, strict=True))
-    return total
+def _made(step: Step, target: Tensor, scope: ArrayScope) -> Number:
+    """Bytes that a step's result adds: none where it only names a stored weight or cache (a gather over nothing)."""
+    stored = scope.classes[target.name] in ("weight", "cache")
+    return scope.nbytes(target) * ((scope.ways(step.axes) > 1) if stored else 1.0)
 
 
-def _reordered(source: Tensor, target: Tensor, scope: ArrayScope) -> Number:
-    dropped = [scope.ways(d.axes[len(target.axes(d.name)) :]) > 1 for d in source.dims if d.axes != target.axes(d.name)]
-    if len(dropped) < 2:
+def _beside(step: Step, name: str, size: Number, scope: ArrayScope, needed: bool) -> Number:
+    """Bytes of a step's operand that live beside its result."""
+    if needed or step.op in _READS:
+        return size
+    return size * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
+
+
+def _reordered(step: Step, scope: ArrayScope) -> Number:
+    if step.op != "AllGather":
         return 0.0
-    return scope.nbytes(target) * (sum(np.asarray(cut, dtype=np.int64) for cut in dropped) > 1)
+    total: Number = 0.0
+    for source, target in zip(step.inputs, step.outputs, strict=True):
+        cut = [scope.ways(d.axes[len(target.axes(d.name)) :]) > 1 for d in source.dims if d.axes != target.axes(d.name)]
+        if len(cut) > 1:
+            total = total + scope.nbytes(target) * (sum(np.asarray(c, dtype=np.int64) for c in cut) > 1)
+    return total
 
 
 def check_compute(chip: Chip, compute: str) -> None:

@@ -63,7 +63,7 @@ def price_body(
     rows = enumerate_rows(len(choices), len(allowed))
     for i, names in enumerate(allowed):
         rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
-    rows = _sequence_rows(rows, body, choices)
+    rows = _required_rows(rows, body, choices)
     fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in body.parts]
     ok = np.logical_and.reduce([f.ok for f in fits])
     rejected = tuple(r for part, f in zip(body.parts, fits, strict=True) for r in _rejections(f, component))
@@ -72,12 +72,12 @@ def price_body(
     return _price_rows(component, body, rates, fast, batches, rows, ok, rejected)
 
 
-def _sequence_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
-    """A program that requires a cut sequence (ring attention) needs a mesh axis that cuts it."""
-    if not any("sequence" in part.program.requires for part in body.parts):
+def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
+    """Rows in which some mesh axis plays a role that the program requires; without it the program is another's."""
+    required = {axis for part in body.parts for axis in part.program.requires}
+    if not required:
         return rows
-    cutting = {axis for part in body.parts for s in part.program.steps if s.op == "RingAttend" for axis in s.axes}
-    return rows[np.isin(rows, [i for i, axis in enumerate(choices) if axis in cutting]).any(axis=1)]
+    return rows[np.isin(rows, [i for i, axis in enumerate(choices) if axis in required]).any(axis=1)]
 
 
 def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:

@@ -1,0 +1,239 @@
+"""The plan file: what a plan says, as typed values that are read and written as JSON.
+
+Everything is SI (bytes, seconds, FLOP/s) and per device where not said otherwise. Schema: `meshwright.plan/1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from mesh.errors import InputError
+
+from strategies.models import Model
+from strategies.workload import Dtypes
+
+SCHEMA = "meshwright.plan/1"
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the plan's parts: frozen, by keyword, no unknown fields."""
+
+
+class MeshPiece(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A contiguous piece of a physical axis (`X`, `Y`, `Z` or `core`): `size` members, `stride` chips apart."""
+
+    axis: str
+    stride: int
+    size: int
+
+
+class MeshAxes(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A mesh: names, sizes, and per axis its pieces, major first."""
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    pieces: tuple[tuple[MeshPiece, ...], ...]
+
+
+class LayoutOf(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A component's layout: its program, and the role that each mesh axis plays in it (`-`: none)."""
+
+    component: str
+    groups: tuple[int, ...]
+    layers: int
+    program: str
+    assignment: dict[str, str]
+    cache_order: str | None = None
+    sequence_order: str | None = None
+
+
+class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor: dims, padded shape, and per dim the mesh axes that cut it, major first (a PartitionSpec)."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    dtype: str
+
+
+class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A collective: kind, mesh axes, the bytes V of its formula, and how often it runs in the step."""
+
+    kind: str
+    axes: tuple[str, ...]
+    bytes: float
+    times: int
+
+
+class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a bound program on one device; seconds are of one layer, which runs `layers` times."""
+
+    component: str
+    part: str
+    layers: int
+    text: str
+    op: str
+    flops: float
+    hbm_bytes: float
+    comms: tuple[CommPlan, ...]
+    flops_s: float
+    hbm_s: float
+    ici_s: float
+    latency_s: float
+    seconds: float
+    bound_by: str
+
+
+class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one step: lower bound, estimate, upper bound, and what they are made of.
+
+    flops_s, hbm_s and ici_s are sums of the bandwidth terms; latency_s is what hops add to the collectives.
+    """
+
+    lower_bound_s: float
+    step_s: float
+    upper_bound_s: float
+    flops_s: float
+    hbm_s: float
+    ici_s: float
+    latency_s: float
+    bound_by: str
+    steps: tuple[StepPlan, ...]
+
+
+class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes per device."""
+
+    weights_bytes: float
+    kv_bytes: float
+    activation_bytes: float
+    total_bytes: float
+    usable_bytes: float
+
+
+class Throughput(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens (decoded, or of the prompts) per second."""
+
+    tokens_per_s: float
+    tokens_per_s_per_chip: float
+
+
+class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A hardware number that the plan's cost used, and where it is from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+    calibrated: bool = False
+
+
+class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One layout of one model on one slice, with what it costs and why."""
+
+    model: Model
+    model_hash: str
+    slice: str
+    chips: int
+    devices: int
+    phase: str
+    batch: int
+    padded_batch: int
+    context: int
+    dtypes: Dtypes
+    mesh: MeshAxes
+    residual: dict[str, tuple[str, ...]]
+    layouts: tuple[LayoutOf, ...]
+    specs: dict[str, TensorSpec]
+    activation_specs: dict[str, TensorSpec]
+    padded: dict[str, tuple[int, int]]
+    cost: Cost
+    memory: Memory
+    throughput: Throughput
+    constants: tuple[Constant, ...]
+
+
+class Example(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worked example of a rejection."""
+
+    need: str
+    have: str
+
+
+class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Assignments that a reason ruled out."""
+
+    reason: str
+    count: int
+    example: Example
+
+
+class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the search covered (`candidates`: layouts) and priced (`evaluations`: programs), and its proof."""
+
+    candidates: int
+    evaluations: int
+    wall_s: float
+    proved_optimal: str
+
+
+class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `plan` prints as JSON and writes with `-o`; plans are best first."""
+
+    schema: str
+    tool_version: str
+    objective: str
+    plans: tuple[Plan, ...]
+    rejected: tuple[Rejected, ...]
+    search: Search
+    notes: tuple[str, ...] = ()
+
+
+def encode(value: object) -> bytes:
+    """A value as indented JSON, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Read a plan file; raises `InputError` where it is no plan of this version."""
+    return _decode(read_bytes(path, "plan"), path)
+
+
+def read_bytes(path: Path, kind: str) -> bytes:
+    """The file's bytes; raises `InputError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the {kind} file '{path}': {error.strerror}; expected a file that exists") from None
+
+
+def read_object(path: Path, kind: str) -> Mapping[str, Any]:
+    """The file as a JSON object; raises `InputError` where it is not one."""
+    try:
+        value = msgspec.json.decode(read_bytes(path, kind))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"the {kind} file '{path}' is not JSON: {error}; expected what meshwright wrote") from None
+    if not isinstance(value, dict):
+        raise InputError(f"the {kind} file '{path}' holds a {type(value).__name__}; expected a JSON object")
+    return value
+
+
+def _decode(data: bytes, path: Path) -> PlanFile:
+    value = read_object(path, "plan")
+    schema = value.get("schema")
+    if schema != SCHEMA:
+        raise InputError(f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as 'meshwright plan -o' writes it")
+    try:
+        return msgspec.convert(value, PlanFile)
+    except (msgspec.ValidationError, InputError) as error:
+        raise InputError(f"the plan file '{path}' is not a valid plan: {error}") from None
+
+
+def pick_plan(file: PlanFile, path: Path, pick: int) -> Plan:
+    """Plan number `pick` (from 1); raises `InputError` naming how many there are."""
+    if not 1 <= pick <= len(file.plans):
+        raise InputError(f"--pick {pick}: '{path}' has {len(file.plans)} plans; expected 1 to {len(file.plans)}")
+    return file.plans[pick - 1]

@@ -1,0 +1,313 @@
+"""Pricing one layout in full: every step with its text, bytes, time and bound; memory; specs. No search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from mesh.slices import Slice
+
+from strategies.checker import check_sizes
+from strategies.components import Component
+from strategies.cost import (
+    ArrayScope,
+    CommCost,
+    Speeds,
+    StepCost,
+    cache_bytes,
+    peak_activation_bytes,
+    price_steps,
+    weight_bytes,
+)
+from strategies.models import Model
+from strategies.notation import LayoutError, Tensor
+from strategies.prices import Number
+from strategies.rates import Rates, tabulate_rates
+from strategies.sizes import Fit
+from strategies.tables import fit_part, scope_of
+from strategies.workload import Workload
+
+from planner.layout import Bound, Layout, programs
+from planner.plan import (
+    CommPlan,
+    Constant,
+    Cost,
+    LayoutOf,
+    Memory,
+    MeshAxes,
+    MeshPiece,
+    Plan,
+    StepPlan,
+    TensorSpec,
+    Throughput,
+)
+
+BOUNDS = ("flops", "hbm", "ici", "latency")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A bound program with its scope: sizes after padding and the mesh's rates."""
+
+    bound: Bound
+    scope: ArrayScope
+    sizes: dict[str, Number]
+
+
+def price_layout(
+    layout: Layout, slice_: Slice, model: Model, work: Workload, batch: int, padded: int, fast: Speeds, rates: Rates | None = None
+) -> Plan:
+    """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
+    rates = rates or tabulate_rates(slice_, layout.pieces)
+    priced = [_price(layout, bound, rates, fast, padded) for bound in programs(layout)]
+    steps = tuple(step for p in priced for step in _steps(p, fast))
+    cost = total_cost(steps)
+    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    return Plan(
+        model=model,
+        model_hash=model.digest,
+        slice=slice_.name,
+        chips=slice_.chips,
+        devices=slice_.devices,
+        phase=work.phase,
+        batch=batch,
+        padded_batch=padded,
+        context=work.context,
+        dtypes=work.dtypes,
+        mesh=mesh_axes(layout, slice_),
+        residual=_residual(layout, work.phase),
+        layouts=tuple(_layout_of(a.component, layout, i) for i, a in enumerate(layout.assigned)),
+        specs=_specs(priced, work),
+        activation_specs=_activation_specs(priced, work),
+        padded=_padded(priced),
+        cost=cost,
+        memory=_memory(priced, layout, slice_, work, padded, fast),
+        throughput=Throughput(tokens_per_s=tokens / cost.step_s, tokens_per_s_per_chip=tokens / cost.step_s / slice_.chips),
+        constants=_constants(slice_, work),
+    )
+
+
+def _price(layout: Layout, bound: Bound, rates: Rates, fast: Speeds, padded: int) -> Priced:
+    found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
+    _must_fit(found, bound)
+    sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
+    masks = {name: np.array([[1 << i]]) for i, name in enumerate(layout.names)}
+    ways = {name: int(rates.n[1 << i]) for i, name in enumerate(layout.names)}
+    whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
+    check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
+    assert prod(ways.values()) == int(rates.n[-1])
+    return Priced(bound, ArrayScope(bound.program, masks, sizes, rates, fast.widths), dict(sizes))
+
+
+def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
+    return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
+
+
+def _must_fit(found: Fit, bound: Bound) -> None:
+    if not found.ok.all():
+        dim, reason, _, ways = found.failures[0]
+        size = int(bound.component.dims.get(dim, found.sizes.get("B", 0) if dim != "B" else np.max(found.sizes["B"])))
+        raise LayoutError(f"{bound.component.name}: {reason}: {dim} = {size}, cut {int(ways.flat[0])} ways")
+
+
+def _steps(p: Priced, fast: Speeds) -> Iterator[StepPlan]:
+    for cost in price_steps(p.scope, fast):
+        comms = [c for c in cost.comms if _scalar(p.scope.ways(c.comm.axes)) > 1]
+        yield _step_plan(p, cost, comms)
+
+
+def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan:
+    flops_s, hbm_s = _scalar(cost.flops_s), _scalar(cost.hbm_s)
+    ici_s = sum(_scalar(c.bandwidth_s) for c in comms)
+    comm_s = sum(_scalar(c.seconds) for c in comms)
+    terms = {"flops": flops_s if flops_s >= hbm_s else 0.0, "hbm": hbm_s if hbm_s > flops_s else 0.0}
+    terms["ici" if 2 * ici_s > comm_s else "latency"] = comm_s
+    seconds = max(flops_s, hbm_s) + comm_s
+    return StepPlan(
+        component=p.bound.component.name,
+        part=p.bound.part,
+        layers=p.bound.component.times,
+        text=str(cost.step),
+        op=cost.step.op,
+        flops=_scalar(cost.work.flops),
+        hbm_bytes=_scalar(cost.work.hbm_bytes),
+        comms=tuple(
+            CommPlan(kind=c.comm.kind, axes=c.comm.axes, bytes=_scalar(c.comm.nbytes), times=int(_scalar(c.comm.times)))
+            for c in comms
+        ),
+        flops_s=flops_s,
+        hbm_s=hbm_s,
+        ici_s=ici_s,
+        latency_s=comm_s - ici_s,
+        seconds=seconds,
+        bound_by=max(terms, key=lambda name: (terms[name], -BOUNDS.index(name))) if seconds else "free",
+    )
+
+
+def _scalar(value: Number) -> float:
+    return float(np.asarray(value, dtype=float).reshape(-1)[0])
+
+
+def total_cost(steps: Sequence[StepPlan]) -> Cost:
+    """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
+    flops_s = sum(s.layers * s.flops_s for s in steps)
+    hbm_s = sum(s.layers * s.hbm_s for s in steps)
+    ici_s = sum(s.layers * s.ici_s for s in steps)
+    latency_s = sum(s.layers * s.latency_s for s in steps)
+    roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
+    by = dict.fromkeys(BOUNDS, 0.0)
+    for s in steps:
+        by["flops" if s.flops_s >= s.hbm_s else "hbm"] += s.layers * max(s.flops_s, s.hbm_s)
+        by["ici" if s.ici_s > s.latency_s else "latency"] += s.layers * (s.ici_s + s.latency_s)
+    return Cost(
+        lower_bound_s=max(roof_s, ici_s + latency_s),
+        step_s=roof_s + ici_s + latency_s,
+        upper_bound_s=flops_s + hbm_s + ici_s + latency_s,
+        flops_s=flops_s,
+        hbm_s=hbm_s,
+        ici_s=ici_s,
+        latency_s=latency_s,
+        bound_by=max(by, key=lambda name: (by[name], -BOUNDS.index(name))),
+        steps=tuple(steps),
+    )
+
+
+def _memory(
+    priced: Sequence[Priced], layout: Layout, slice_: Slice, work: Workload, padded: int, fast: Speeds
+) -> Memory:
+    weights = kv = peak = 0.0
+    seen: set[tuple[str, bool]] = set()
+    for p in priced:
+        tied = p.bound.component.tied and ("vocab", True) in seen
+        if p.bound.part == "body":
+            seen.add((p.bound.component.name, True))
+            weights += 0.0 if tied else p.bound.component.times * _scalar(weight_bytes(p.scope))
+            kv += p.bound.component.times * _scalar(cache_bytes(p.scope))
+            peak = max(peak, _scalar(peak_activation_bytes(p.scope)))
+    activation = peak + residual_bytes(layout, priced, work, padded, fast)
+    return Memory(
+        weights_bytes=weights,
+        kv_bytes=kv,
+        activation_bytes=activation,
+        total_bytes=weights + kv + activation,
+        usable_bytes=slice_.chip.usable_hbm_bytes_per_device,
+    )
+
+
+def residual_bytes(layout: Layout, priced: Sequence[Priced], work: Workload, padded: int, fast: Speeds) -> float:
+    """The residual stream and the update that is added to it, on one device."""
+    sizes = [prod(p.size for p in pieces) for pieces in layout.pieces]
+    ways = prod(size for size, cut in zip(sizes, layout.residual, strict=True) if cut != "-")
+    tokens = padded * (work.context if work.phase == "prefill" else 1)
+    D = priced[0].bound.component.dims["D"]
+    return 2 * tokens * D * fast.widths["activation"] / ways
+
+
+def mesh_axes(layout: Layout, slice_: Slice) -> MeshAxes:
+    """The mesh of a layout, its pieces by the names of the slice's physical axes."""
+    names = [axis.name for axis in slice_.axes]
+    return MeshAxes(
+        axis_names=layout.names,
+        axis_sizes=tuple(prod(p.size for p in pieces) for pieces in layout.pieces),
+        pieces=tuple(
+            tuple(MeshPiece(axis=names[p.axis], stride=p.stride, size=p.size) for p in pieces) for pieces in layout.pieces
+        ),
+    )
+
+
+def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
+    dims = "BD" if phase == "decode" else "BTD"
+    return {
+        dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims
+    }
+
+
+def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
+    a = layout.assigned[i]
+    caches = [t for part in a.body.parts for t in _cache_types(part.program.cache, part.program)]
+    sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
+    cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
+    order = next(iter(sequence)) if sequence else "striped"
+    return LayoutOf(
+        component=component.name,
+        groups=component.groups,
+        layers=component.times,
+        program=a.body.name,
+        assignment={n: a.body.role_name(axis) for n, axis in zip(layout.names, a.axes, strict=True)},
+        cache_order="".join(caches[0].names) if caches else None,
+        sequence_order=order if cut else None,
+    )
+
+
+def _cache_types(names: Sequence[str], program: object) -> list[Tensor]:
+    steps = program.steps  # type: ignore[attr-defined]
+    return [next(t for s in steps for t in (*s.inputs, *s.outputs) if t.name == name) for name in names]
+
+
+def _specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+    found: dict[str, TensorSpec] = {}
+    for p in priced:
+        program = p.bound.program
+        for t in program.arguments:
+            if t.name in program.weights or t.name in program.cache:
+                dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
+                found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
+        for name in program.cache:
+            written = next(t for s in program.steps for t in (*s.inputs, *s.outputs) if t.name == name)
+            found.setdefault(_tensor_name(p, name), _spec(written, p.sizes, work.dtypes.kv))
+    return found
+
+
+def _tensor_name(p: Priced, name: str) -> str:
+    owner = p.bound.component.name
+    if name == "g" and p.bound.part != "body":
+        return f"{owner}/norm"
+    return f"{owner}/{name}"
+
+
+def _spec(t: Tensor, sizes: dict[str, Number], dtype: str) -> TensorSpec:
+    shape = tuple(int(np.max(sizes[d.name])) for d in t.dims)
+    return TensorSpec(dims=t.names, shape=shape, axes=tuple(d.axes for d in t.dims), dtype=dtype)
+
+
+def _activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+    """For every constraint its last type that is no partial sum: what an exported plan asks of the compiler."""
+    found: dict[str, TensorSpec] = {}
+    for p in priced:
+        wanted = p.bound.program.constraints if p.bound.part == "body" else (p.bound.program.output.name,)
+        group = ",".join(map(str, p.bound.component.groups)) or "model"
+        for s in p.bound.program.steps:
+            for t in s.outputs:
+                if t.name in wanted and not t.partial and not t.triple and t.dims:
+                    name = "residual" if t.name == "R" else t.name
+                    found[f"{group}/{p.bound.component.name}/{name}"] = _spec(t, p.sizes, work.dtypes.activations)
+    return found
+
+
+def _padded(priced: Sequence[Priced]) -> dict[str, tuple[int, int]]:
+    """Dims that were padded: (before, after)."""
+    found: dict[str, tuple[int, int]] = {}
+    for p in priced:
+        for dim in p.bound.source.program.pad if p.bound.part == "body" else ():
+            for name in ("N", "M") if dim == "M" else (dim,):
+                before, after = p.bound.component.dims.get(name), p.sizes.get(name)
+                if before is not None and after is not None and int(np.max(after)) != int(before):
+                    found[f"{p.bound.component.name}/{name}"] = (int(before), int(np.max(after)))
+    return found
+
+
+def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
+    chip = slice_.chip
+    sources = chip.sources
+    found = [
+        (f"flops_per_s.{work.dtypes.compute}", chip.flops_per_s[work.dtypes.compute], "FLOP/s", "flops_per_s"),
+        ("hbm_bytes_per_s", chip.hbm_bytes_per_s, "bytes/s", "hbm_bytes_per_s"),
+        ("usable_hbm_bytes_per_device", chip.usable_hbm_bytes_per_device, "bytes", "usable_hbm_bytes_per_device"),
+        ("link_bytes_per_s", chip.link_bytes_per_s, "bytes/s", "link_bytes_per_s"),
+        ("hop_latency_s", chip.hop_latency_s, "s", "hop_latency_s"),
+    ]
+    if chip.core_link_bytes_per_s is not None:
+        found.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
+    return tuple(Constant(name=n, value=v, unit=u, source=sources.get(s, "")) for n, v, u, s in found)
