@@ -98,9 +98,7 @@ def all_gather(gathered_bytes: float, over: Group) -> Seconds:
     >>> f"{all_gather(4.5e7, both).bandwidth_s:.6f}"
     '0.000750'
     """
-    return Seconds(
-        bandwidth_s=gathered_bytes * over.all_gather_s_per_byte, latency_s=over.hops * over.hop_latency_s
-    )
+    return Seconds(bandwidth_s=gathered_bytes * over.all_gather_s_per_byte, latency_s=over.hops * over.hop_latency_s)
 
 
 def reduce_scatter(gathered_bytes: float, over: Group) -> Seconds:
@@ -128,9 +126,7 @@ def all_to_all(gathered_bytes: float, over: Group) -> Seconds:
     >>> f"{all_to_all(4.5e8, line).s:.4f}"  # 4 pairs x 28.125 MB cross the middle link
     '0.0025'
     """
-    return Seconds(
-        bandwidth_s=gathered_bytes * over.all_to_all_s_per_byte, latency_s=over.hops * over.hop_latency_s
-    )
+    return Seconds(bandwidth_s=gathered_bytes * over.all_to_all_s_per_byte, latency_s=over.hops * over.hop_latency_s)
 
 
 def permute(shard_bytes: float, over: Group) -> Seconds:
@@ -141,9 +137,7 @@ def permute(shard_bytes: float, over: Group) -> Seconds:
     >>> permute(4.5e7, line)  # the wrap message runs 3 hops against the others, on links of its own
     Seconds(bandwidth_s=0.001, latency_s=3e-06)
     """
-    return Seconds(
-        bandwidth_s=shard_bytes * over.permute_s_per_byte, latency_s=over.permute_hops * over.hop_latency_s
-    )
+    return Seconds(bandwidth_s=shard_bytes * over.permute_s_per_byte, latency_s=over.permute_hops * over.hop_latency_s)
 
 
 def _switched(slice_: Slice, pieces: tuple[Piece, ...]) -> Group:

@@ -84,9 +84,7 @@ def check_fits(slice_: Slice, pieces: Iterable[Piece]) -> None:
     axes = slice_.axes
     for piece in pieces:
         if piece.axis >= len(axes):
-            raise InputError(
-                f"{piece}: {slice_.name} has {len(axes)} axes, so axis must be below {len(axes)}"
-            )
+            raise InputError(f"{piece}: {slice_.name} has {len(axes)} axes, so axis must be below {len(axes)}")
         size = axes[piece.axis].size
         if size % (piece.stride * piece.size):
             raise InputError(

@@ -151,9 +151,7 @@ def _no_such_slice(text: str, topology: str, legal: tuple[Slice, ...]) -> str:
         if sorted(slice_.dims) == sorted(dims):
             return f"slice {text!r}: {chip.name} writes these dims in another order: {slice_.name}"
     if len(dims) != chip.torus_dims:
-        return (
-            f"slice {text!r}: expected {chip.torus_dims} dims after {chip.name}:, such as {_example(legal)}"
-        )
+        return f"slice {text!r}: expected {chip.torus_dims} dims after {chip.name}:, such as {_example(legal)}"
     nearest = ", ".join(slice_.name for slice_ in _nearest(dims, legal))
     return f"slice {text!r}: {chip.name} has no slice {topology}; nearest: {nearest}"
 

@@ -13,13 +13,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.residuals import CODES, States
 from strategies.components import Component, Part, entry_parts, exit_parts
 from strategies.cost import Speeds, Totals, price_steps
 from strategies.glue import GIVEN
 from strategies.rates import Floats, Ints, Rates
 from strategies.tables import Table, fit_part, scope_of
-
-from planner.residuals import CODES, States
 
 _READ = {code: i for i, code in enumerate(CODES)}
 _GIVE = {code: i for i, code in enumerate(GIVEN)}
@@ -87,8 +86,14 @@ def _unique_rows(face: Ints) -> tuple[Ints, Ints]:
 def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints) -> Floats:
     """[faces, residuals, columns]: seconds of entry and exit; inf where a dim does not divide."""
     component = joined.component
-    entry = [_glue(p, component, joined.reads, states.cuts, "entry", rates, fast, batches) for p in entry_parts(component.kind, phase)]
-    leave = [_glue(p, component, joined.gives, states.cuts, "exit", rates, fast, batches) for p in exit_parts(component.kind, phase)]
+    entry = [
+        _glue(p, component, joined.reads, states.cuts, "entry", rates, fast, batches)
+        for p in entry_parts(component.kind, phase)
+    ]
+    leave = [
+        _glue(p, component, joined.gives, states.cuts, "exit", rates, fast, batches)
+        for p in exit_parts(component.kind, phase)
+    ]
     return np.asarray(sum(entry) + sum(leave))
 
 
@@ -142,12 +147,15 @@ def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:
     )
 
 
-def playing(part: Part, ends: Sequence[str], residual: Sequence[str], names: Sequence[str], side: str) -> Mapping[str, tuple[str, ...]]:
+def playing(
+    part: Part, ends: Sequence[str], residual: Sequence[str], names: Sequence[str], side: str
+) -> Mapping[str, tuple[str, ...]]:
     """Which named mesh axes play each pair of the glue, for one layout."""
     to_code = _READ if side == "entry" else _GIVE
     masks = glue_masks(
-        part, np.array([[to_code[e] for e in ends]]).reshape(1, -1), np.array([[_READ[r] for r in residual]]).reshape(1, -1), side
+        part,
+        np.array([[to_code[e] for e in ends]]).reshape(1, -1),
+        np.array([[_READ[r] for r in residual]]).reshape(1, -1),
+        side,
     )
     return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks.items()}
-
-

@@ -10,16 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from mesh.pieces import Piece
 
+from mesh.pieces import Piece
+from planner.joined import playing
+from planner.search import Choice
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
 from strategies.notation import Axes, LayoutError, Program
 from strategies.rates import Ints
-
-from planner.joined import playing
-from planner.search import Choice
 
 NAMES = "XYZWVUTS"
 

@@ -43,7 +43,10 @@ def _pieces(choice: dict[int, tuple[int, ...]]) -> Iterator[Piece]:
 
 
 def _symmetric(slice_: Slice, real: list[int], choice: tuple[tuple[int, ...], ...]) -> object:
-    kinds = [(slice_.axes[i].size, slice_.axes[i].ring, slice_.axes[i].core, option) for i, option in zip(real, choice, strict=True)]
+    kinds = [
+        (slice_.axes[i].size, slice_.axes[i].ring, slice_.axes[i].core, option)
+        for i, option in zip(real, choice, strict=True)
+    ]
     return tuple(sorted(kinds))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from mesh.errors import InputError
 
+from mesh.errors import InputError
 from strategies.models import Model
 from strategies.workload import Dtypes
 
@@ -60,12 +60,14 @@ class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collective: kind, mesh axes, the bytes V of its formula, and how often it runs in the step."""
+    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its two terms for all runs."""
 
     kind: str
     axes: tuple[str, ...]
     bytes: float
     times: int
+    bandwidth_s: float
+    hops_s: float
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,7 +209,9 @@ def read_bytes(path: Path, kind: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"cannot read the {kind} file '{path}': {error.strerror}; expected a file that exists") from None
+        raise InputError(
+            f"cannot read the {kind} file '{path}': {error.strerror}; expected a file that exists"
+        ) from None
 
 
 def read_object(path: Path, kind: str) -> Mapping[str, Any]:
@@ -225,7 +229,9 @@ def _decode(data: bytes, path: Path) -> PlanFile:
     value = read_object(path, "plan")
     schema = value.get("schema")
     if schema != SCHEMA:
-        raise InputError(f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as 'meshwright plan -o' writes it")
+        raise InputError(
+            f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as 'meshwright plan -o' writes it"
+        )
     try:
         return msgspec.convert(value, PlanFile)
     except (msgspec.ValidationError, InputError) as error:

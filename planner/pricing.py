@@ -7,8 +7,22 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from mesh.slices import Slice
 
+from mesh.slices import Slice
+from planner.layout import Bound, Layout, programs
+from planner.plan import (
+    CommPlan,
+    Constant,
+    Cost,
+    LayoutOf,
+    Memory,
+    MeshAxes,
+    MeshPiece,
+    Plan,
+    StepPlan,
+    TensorSpec,
+    Throughput,
+)
 from strategies.checker import check_sizes
 from strategies.components import Component
 from strategies.cost import (
@@ -29,21 +43,6 @@ from strategies.sizes import Fit
 from strategies.tables import fit_part, scope_of
 from strategies.workload import Workload
 
-from planner.layout import Bound, Layout, programs
-from planner.plan import (
-    CommPlan,
-    Constant,
-    Cost,
-    LayoutOf,
-    Memory,
-    MeshAxes,
-    MeshPiece,
-    Plan,
-    StepPlan,
-    TensorSpec,
-    Throughput,
-)
-
 BOUNDS = ("flops", "hbm", "ici", "latency")
 
 
@@ -57,7 +56,14 @@ class Priced:
 
 
 def price_layout(
-    layout: Layout, slice_: Slice, model: Model, work: Workload, batch: int, padded: int, fast: Speeds, rates: Rates | None = None
+    layout: Layout,
+    slice_: Slice,
+    model: Model,
+    work: Workload,
+    batch: int,
+    padded: int,
+    fast: Speeds,
+    rates: Rates | None = None,
 ) -> Plan:
     """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
     rates = rates or tabulate_rates(slice_, layout.pieces)
@@ -84,7 +90,9 @@ def price_layout(
         padded=_padded(priced),
         cost=cost,
         memory=_memory(priced, layout, slice_, work, padded, fast),
-        throughput=Throughput(tokens_per_s=tokens / cost.step_s, tokens_per_s_per_chip=tokens / cost.step_s / slice_.chips),
+        throughput=Throughput(
+            tokens_per_s=tokens / cost.step_s, tokens_per_s_per_chip=tokens / cost.step_s / slice_.chips
+        ),
         constants=_constants(slice_, work),
     )
 
@@ -134,7 +142,14 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
         flops=_scalar(cost.work.flops),
         hbm_bytes=_scalar(cost.work.hbm_bytes),
         comms=tuple(
-            CommPlan(kind=c.comm.kind, axes=c.comm.axes, bytes=_scalar(c.comm.nbytes), times=int(_scalar(c.comm.times)))
+            CommPlan(
+                kind=c.comm.kind,
+                axes=c.comm.axes,
+                bytes=_scalar(c.comm.nbytes),
+                times=int(_scalar(c.comm.times)),
+                bandwidth_s=_scalar(c.bandwidth_s),
+                hops_s=_scalar(c.hops_s),
+            )
             for c in comms
         ),
         flops_s=flops_s,
@@ -212,16 +227,15 @@ def mesh_axes(layout: Layout, slice_: Slice) -> MeshAxes:
         axis_names=layout.names,
         axis_sizes=tuple(prod(p.size for p in pieces) for pieces in layout.pieces),
         pieces=tuple(
-            tuple(MeshPiece(axis=names[p.axis], stride=p.stride, size=p.size) for p in pieces) for pieces in layout.pieces
+            tuple(MeshPiece(axis=names[p.axis], stride=p.stride, size=p.size) for p in pieces)
+            for pieces in layout.pieces
         ),
     )
 
 
 def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
     dims = "BD" if phase == "decode" else "BTD"
-    return {
-        dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims
-    }
+    return {dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims}
 
 
 def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:

@@ -1,31 +1,29 @@
 """The search: every layout of one slice, priced as tables, joined exactly, and proved best by exhaustion.
 
-    tables    every assignment of roles to mesh axes, per component and batch        strategies.tables
-    glue      what each face of a component pays to meet each residual               planner.joined
-    join      the sum over components is least for some state of the residual; within a state components are
-              independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
-              what was found: a branch and bound whose bound is exact where memory does not bind.
+tables    every assignment of roles to mesh axes, per component and batch        strategies.tables
+glue      what each face of a component pays to meet each residual               planner.joined
+join      the sum over components is least for some state of the residual; within a state components are
+          independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
+          what was found: a branch and bound whose bound is exact where memory does not bind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from math import prod
 
 import numpy as np
-from mesh.slices import Slice
 
-from strategies.components import Component
+from mesh.slices import Slice
+from planner.joined import Joined, join, prefix_masks, price_glue
+from planner.meshes import Mesh, meshes, symmetries
+from planner.residuals import CODES, States, states
+from strategies.components import IDLE, Body, Component
 from strategies.cost import Speeds
 from strategies.rates import Floats, Ints, Rates, tabulate_rates
 from strategies.tables import price_body
 from strategies.workload import Workload
-
-from planner.joined import Joined, join, prefix_masks, price_glue
-from planner.meshes import Mesh, meshes, symmetries
-from planner.residuals import CODES, States, states
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,6 @@ class Found:
     choices: dict[int, list[Choice]] = field(default_factory=dict)
     rejected: dict[tuple[str, str], tuple[int, dict[str, float]]] = field(default_factory=dict)
     least_bytes: dict[int, float] = field(default_factory=dict)
-    over_memory: dict[int, int] = field(default_factory=dict)
     candidates: int = 0
     evaluations: int = 0
 
@@ -68,6 +65,7 @@ class Found:
 
 
 _MOST_JOINED = 200_000
+OVER_MEMORY = "needs more than the usable HBM, even with the least of everything else"
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
         board.best(column, top, found.choices.setdefault(batch, []))
         least = board.least_bytes(column)
         found.least_bytes[batch] = min(least, found.least_bytes.get(batch, np.inf))
-        found.over_memory[batch] = found.over_memory.get(batch, 0) + board.over_memory(column)
+        board.over_memory(column, found)
 
 
 def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
@@ -125,10 +123,8 @@ def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Fo
     for component in problem.components:
         tables = []
         for body in component.bodies:
-            allowed = [
-                problem.fixed.get(component.name, {}).get(piece.axis, frozenset((*body.axes, "-"))) for piece in mesh
-            ]
-            table = price_body(component, body, rates, problem.fast, batches, _letters(body, allowed))
+            allowed = [_allowed_axes(problem, component, body, piece.axis) for piece in mesh]
+            table = price_body(component, body, rates, problem.fast, batches, allowed)
             tables.append(table)
             found.evaluations += table.evaluations
             for rejection in table.rejected:
@@ -140,8 +136,10 @@ def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Fo
     return result
 
 
-def _letters(body: object, allowed: Sequence[frozenset[str]]) -> Sequence[frozenset[str]]:
-    return allowed
+def _allowed_axes(problem: Problem, component: Component, body: Body, axis: int) -> frozenset[str]:
+    """The program axes that a piece of this physical axis may play: all, or those of the roles it is fixed to."""
+    fixed = problem.fixed.get(component.name, {}).get(axis)
+    return frozenset(a for a in (*body.axes, IDLE) if fixed is None or body.role_name(a) in fixed)
 
 
 class _Board:
@@ -191,15 +189,20 @@ class _Board:
         peaks = [np.where(np.isfinite(j.time_s[:, column]), j.peak_bytes[:, column], np.inf).min() for j in self.joined]
         return float(sum(part.min() for part in least) + max(peaks) + self.residual_bytes[:, column].min())
 
-    def over_memory(self, column: int) -> int:
-        """Assignments that need more than the usable HBM even with the least of everything else."""
+    def over_memory(self, column: int, found: Found) -> None:
+        """Count assignments that need more than the usable HBM even with the least of everything else."""
         usable = self.problem.usable_bytes
-        least = [float(np.min(np.where(np.isfinite(j.time_s[:, column]), j.stored_bytes[:, column], np.inf))) for j in self.joined]
-        total = sum(least)
-        return sum(
-            int((np.isfinite(j.time_s[:, column]) & (total - least[i] + j.stored_bytes[:, column] > usable)).sum())
-            for i, j in enumerate(self.joined)
-        )
+        possible = [np.isfinite(j.time_s[:, column]) for j in self.joined]
+        least = [
+            float(np.where(p, j.stored_bytes[:, column], np.inf).min())
+            for j, p in zip(self.joined, possible, strict=True)
+        ]
+        for joined, ok, own in zip(self.joined, possible, least, strict=True):
+            needs = sum(least) - own + joined.stored_bytes[:, column]
+            over = ok & (needs > usable)
+            if over.any():
+                example = {"bytes": float(needs[over].min()), "usable": usable, "batch": float(self.pairs[column][0])}
+                found.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, into: list[Choice]) -> None:
         """Add the best `top` distinct choices of a column to `into`."""
@@ -236,7 +239,8 @@ class _Board:
         shape = tuple(len(o.row) for o in options)
         total = stored + peak + self.residual_bytes[residual, column]
         return [
-            self._choice(state, column, _rows(options, shape, int(c)), float(seconds[c]), float(total[c])) for c in chosen
+            self._choice(state, column, _rows(options, shape, int(c)), float(seconds[c]), float(total[c]))
+            for c in chosen
         ]
 
     def _room(self) -> int:
@@ -257,8 +261,12 @@ class _Board:
         """Of every face, the rows that fewer than `top` others of the face beat."""
         joined = self.joined[i]
         if (column, top) not in joined.fronts:
-            rows = np.flatnonzero(np.isfinite(joined.time_s[:, column]) & (joined.stored_bytes[:, column] <= self.problem.usable_bytes))
-            options = _Options(rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+            rows = np.flatnonzero(
+                np.isfinite(joined.time_s[:, column]) & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
+            )
+            options = _Options(
+                rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column]
+            )
             joined.fronts[column, top] = options.front(top, joined.face[rows]).row
         return joined.fronts[column, top]
 
@@ -309,7 +317,9 @@ class _Options:
         order = np.lexsort((self.row, self.peak, self.stored, self.seconds, face))
         kept: list[int] = []
         last, near = -1, list[tuple[float, float]]()
-        for n, f, s, p in zip(order.tolist(), face[order].tolist(), self.stored[order].tolist(), self.peak[order].tolist(), strict=True):
+        for n, f, s, p in zip(
+            order.tolist(), face[order].tolist(), self.stored[order].tolist(), self.peak[order].tolist(), strict=True
+        ):
             if f != last:
                 last, near = f, []
             if _fewer_beat(near, s, p, top):
@@ -340,7 +350,14 @@ def _worst(keep: Mapping[object, Choice], top: int) -> float:
 
 def _order(choice: Choice) -> tuple[object, ...]:
     """Ties break on memory, then padding, then names: never on the order of the search."""
-    return (round(choice.step_s, 15), choice.total_bytes, choice.padded_batch, choice.mesh, choice.residual, [(p.body, p.axes) for p in choice.picks])
+    return (
+        round(choice.step_s, 15),
+        choice.total_bytes,
+        choice.padded_batch,
+        choice.mesh,
+        choice.residual,
+        [(p.body, p.axes) for p in choice.picks],
+    )
 
 
 def _key(choice: Choice, problem: Problem) -> object:

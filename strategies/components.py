@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from mesh.errors import InputError
-
 from strategies import glue
 from strategies.checker import Requirements, check
 from strategies.layoutfile import builtin_programs, specialise

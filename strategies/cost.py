@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+
 from mesh.chips import Chip
 from mesh.errors import InputError
-
 from strategies.dtypes import dtype_bytes
 from strategies.notation import Axes, Program, Step, Tensor
-from strategies.primitives import PRIMITIVES
 from strategies.prices import Comm, Number, Work
+from strategies.primitives import PRIMITIVES
 from strategies.rates import Ints, Rates
 from strategies.workload import Dtypes
 
@@ -71,7 +71,12 @@ class ArrayScope:
     """A `prices.Scope` over many assignments: masks of mesh axes per program axis, [rows, 1]."""
 
     def __init__(
-        self, program: Program, masks: Mapping[str, Ints], sizes: Mapping[str, Number], rates: Rates, widths: Mapping[str, float]
+        self,
+        program: Program,
+        masks: Mapping[str, Ints],
+        sizes: Mapping[str, Number],
+        rates: Rates,
+        widths: Mapping[str, float],
     ) -> None:
         self.program, self.masks, self.sizes, self.rates, self.widths = program, masks, sizes, rates, widths
         self.classes = classes(program)
@@ -226,13 +231,19 @@ def peak_activation_bytes(scope: ArrayScope) -> Number:
     else works in place. A gather of two dims in one collective needs its result twice, once to reorder it.
     """
     program, peak = scope.program, np.zeros((1, 1))
-    last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {program.output.name: len(program.steps)}
+    last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {
+        program.output.name: len(program.steps)
+    }
     live: dict[str, Number] = {program.input.name: scope.nbytes(program.input)}
     for number, step in enumerate(program.steps):
         made = {t.name: _made(step, t, scope) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
         sources = {t.name for t in step.inputs}
         others = {name: size for name, size in live.items() if name not in made and name not in sources}
-        kept = [_beside(step, name, size, scope, last[name] > number and name not in made) for name, size in live.items() if name in sources]
+        kept = [
+            _beside(step, name, size, scope, last[name] > number and name not in made)
+            for name, size in live.items()
+            if name in sources
+        ]
         peak = np.maximum(peak, sum(made.values()) + sum(others.values()) + sum(kept) + _reordered(step, scope))
         live = {name: size for name, size in {**live, **made}.items() if last.get(name, -1) > number}
     return peak
@@ -265,4 +276,6 @@ def _reordered(step: Step, scope: ArrayScope) -> Number:
 def check_compute(chip: Chip, compute: str) -> None:
     """Raise `InputError` unless the chip has FLOP/s for the compute dtype."""
     if compute not in chip.flops_per_s:
-        raise InputError(f"{chip.name} has no FLOP/s for the compute dtype '{compute}'; it has {', '.join(chip.flops_per_s)}")
+        raise InputError(
+            f"{chip.name} has no FLOP/s for the compute dtype '{compute}'; it has {', '.join(chip.flops_per_s)}"
+        )

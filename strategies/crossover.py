@@ -34,9 +34,7 @@ def tensor_parallel_bound_ways(
     >>> tensor_parallel_bound_ways(f=20000, flops_per_s=200e12, ici_bytes_per_s=100e9)  # 20000/2000
     10.0
     """
-    return f / break_even_uses(
-        flops_per_s=flops_per_s, bytes_per_s=axes * ici_bytes_per_s, value_bytes=value_bytes
-    )
+    return f / break_even_uses(flops_per_s=flops_per_s, bytes_per_s=axes * ici_bytes_per_s, value_bytes=value_bytes)
 
 
 @checked
@@ -143,9 +141,7 @@ def ws2d_comms_s(
 
 
 @checked
-def best_x_ways(
-    *, chips: float, d: float, f: float, gated: bool = False, x_axes: int = 1, yz_axes: int = 2
-) -> float:
+def best_x_ways(*, chips: float, d: float, f: float, gated: bool = False, x_axes: int = 1, yz_axes: int = 2) -> float:
     """X that makes the 2D limit least on n chips: sqrt(2nD * x_axes / (p * F * yz_axes)). Ch. 7, problem 7.
 
     The two terms are then equal. For F = 4D, not gated, one axis against two: the book's sqrt(n/8).

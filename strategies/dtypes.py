@@ -5,9 +5,7 @@ from types import MappingProxyType
 
 from mesh.errors import InputError
 
-DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
-    {"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5}
-)
+DTYPE_BYTES: Mapping[str, float] = MappingProxyType({"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5})
 
 
 def dtype_bytes(name: str) -> float:

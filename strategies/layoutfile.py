@@ -8,7 +8,6 @@ from importlib import resources
 from pathlib import Path
 
 from mesh.errors import InputError
-
 from strategies.notation import LayoutError, Program, Role, Step, Tensor, parse_step, parse_tensor
 
 PHASES = ("decode", "prefill")
@@ -75,9 +74,7 @@ def _parse_body_line(number: int, line: str, source: str) -> Step:
     return Step(step.op, step.axes, step.inputs, step.outputs, (*step.options, *features), number)
 
 
-def _build(
-    name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...], source: str, number: int
-) -> Program:
+def _build(name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...], source: str, number: int) -> Program:
     for key in ("phase", "component", "roles", "input", "output"):
         if key not in header:
             raise LayoutError(f"{source}, line {number}: program {name} lacks the header line '{key}:'")
@@ -126,7 +123,9 @@ def _parse_derived(header: dict[str, tuple[int, str]], source: str) -> tuple[tup
     for part in value.split(","):
         match = _DERIVED.fullmatch(part.strip())
         if not match:
-            raise LayoutError(f"{source}, line {number}: '{part.strip()}' is no derived dim; expected a form like M = N/K")
+            raise LayoutError(
+                f"{source}, line {number}: '{part.strip()}' is no derived dim; expected a form like M = N/K"
+            )
         found.append((match[1], match[2], match[3]))
     return tuple(found)
 

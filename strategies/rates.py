@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
 from mesh.collectives import Group, group
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
-from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,8 +37,16 @@ def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
 
     A set whose pieces are not adjacent on a physical axis has infinite rates: it is not a group to plan with.
     """
-    groups = [_group(slice_, [p for i, pieces in enumerate(axes) if mask >> i & 1 for p in pieces]) for mask in range(1 << len(axes))]
-    n = np.array([np.prod([p.size for i, ps in enumerate(axes) if m >> i & 1 for p in ps], dtype=np.int64) for m in range(1 << len(axes))])
+    groups = [
+        _group(slice_, [p for i, pieces in enumerate(axes) if mask >> i & 1 for p in pieces])
+        for mask in range(1 << len(axes))
+    ]
+    n = np.array(
+        [
+            np.prod([p.size for i, ps in enumerate(axes) if m >> i & 1 for p in ps], dtype=np.int64)
+            for m in range(1 << len(axes))
+        ]
+    )
     gather = np.array([g.all_gather_s_per_byte if g else np.inf for g in groups])
     hop = np.array([g.hops * g.hop_latency_s if g else np.inf for g in groups])
     swap = np.array([g.all_to_all_s_per_byte if g else np.inf for g in groups])

@@ -85,9 +85,7 @@ def replicas(*, chips: int, ways: int) -> int:
 
 
 @checked
-def min_step_s(
-    *, batch: float, kv_bytes_per_seq: float, param_bytes: float, total_hbm_bytes_per_s: float
-) -> float:
+def min_step_s(*, batch: float, kv_bytes_per_seq: float, param_bytes: float, total_hbm_bytes_per_s: float) -> float:
     """Theoretical min step time: (B * KV cache size + parameter size) / total HBM bandwidth. Book ch. 7.
 
     >>> min_step_s(batch=4, kv_bytes_per_seq=1e9, param_bytes=26e9, total_hbm_bytes_per_s=10e12)
@@ -156,9 +154,7 @@ def prefill_servers_per_decode_server(
     >>> prefill_servers_per_decode_server(prefill_s=0.5, batch=40, step_s=0.02, tokens_per_query=500)
     2.0
     """
-    return prefill_s * queries_per_s_per_chip(
-        batch=batch, step_s=step_s, tokens_per_query=tokens_per_query, chips=1
-    )
+    return prefill_s * queries_per_s_per_chip(batch=batch, step_s=step_s, tokens_per_query=tokens_per_query, chips=1)
 
 
 @checked

@@ -101,7 +101,9 @@ def reduce_scatter(step: Step) -> Sequence[WholeIfCut]:
     """Axes of {U} become a suffix of one dim."""
     for a, b in _pairs(step):
         _need(set(step.axes) <= set(a.partial), f"over {_text(step.axes)} needs them in {{U}}, got {a}")
-        _need(set(b.partial) == set(a.partial) - set(step.axes), f"removes {_text(step.axes)} from {{U}}, got {a} -> {b}")
+        _need(
+            set(b.partial) == set(a.partial) - set(step.axes), f"removes {_text(step.axes)} from {{U}}, got {a} -> {b}"
+        )
         _gains_suffix(step, a, b)
     return ()
 
@@ -124,7 +126,9 @@ def all_reduce(step: Step) -> Sequence[WholeIfCut]:
     for a, b in _pairs(step):
         _need(set(step.axes) <= set(a.partial), f"over {_text(step.axes)} needs them in {{U}}, got {a}")
         _need(a.dims == b.dims, f"keeps the cut; required the dims of {a}, got {b}")
-        _need(set(b.partial) == set(a.partial) - set(step.axes), f"removes {_text(step.axes)} from {{U}}, got {a} -> {b}")
+        _need(
+            set(b.partial) == set(a.partial) - set(step.axes), f"removes {_text(step.axes)} from {{U}}, got {a} -> {b}"
+        )
     return ()
 
 
@@ -138,7 +142,10 @@ def all_to_all(step: Step) -> Sequence[WholeIfCut]:
         _need(len(lost) == 1, f"must take {_text(step.axes)} from exactly one dim, got {a} -> {b}")
         x, y = lost[0], Dim(lost[0].name, b.axes(lost[0].name))
         fits = x.axes[-n:] == step.axes and y.axes == x.axes[:-n]
-        _need(fits, f"may take only a suffix of a dim's axes (left is major): {x} cannot become {y} over {_text(step.axes)}")
+        _need(
+            fits,
+            f"may take only a suffix of a dim's axes (left is major): {x} cannot become {y} over {_text(step.axes)}",
+        )
         _gains_suffix(step, a, b, lost=x.name)
         gained = next(d for d in b.dims if d.axes[-n:] == step.axes)
         _need(gained.name != x.name, f"must move {_text(step.axes)} to another dim than {x.name}, got {a} -> {b}")
@@ -152,7 +159,9 @@ def slice_(step: Step) -> Sequence[WholeIfCut]:
         _same_marks(a, b)
         gained: list[str] = []
         for x, y in zip(a.dims, b.dims, strict=True):
-            _need(y.axes[: len(x.axes)] == x.axes, f"may only append axes to a dim (left is major): {x} cannot become {y}")
+            _need(
+                y.axes[: len(x.axes)] == x.axes, f"may only append axes to a dim (left is major): {x} cannot become {y}"
+            )
             gained += y.axes[len(x.axes) :]
         _need(set(gained) == set(step.axes), f"over {_text(step.axes)} must append these axes, got {a} -> {b}")
     return ()
@@ -172,11 +181,16 @@ def einsum(step: Step) -> Sequence[WholeIfCut]:
         _need(not x.triple, f"needs a combined softmax; got {x}")
         varies = {axis for d in y.dims for axis in d.axes} | set(y.partial)
         clash = [axis for axis in x.partial if axis in varies]
-        _need(not clash, f"a partial sum over {_text(tuple(clash))} ({x}) may not meet an operand that varies over it ({y})")
+        _need(
+            not clash,
+            f"a partial sum over {_text(tuple(clash))} ({x}) may not meet an operand that varies over it ({y})",
+        )
     for dim in out.dims:
         _need(dim.name in a.names or dim.name in b.names, f"{dim.name} of {out} is in neither operand")
         source = a.axes(dim.name) if dim.name in a.names else b.axes(dim.name)
-        _need(dim.axes == source, f"{out.name} keeps the cut of its operands; required {Dim(dim.name, source)}, got {dim}")
+        _need(
+            dim.axes == source, f"{out.name} keeps the cut of its operands; required {Dim(dim.name, source)}, got {dim}"
+        )
     single = [d for t, o in ((a, b), (b, a)) for d in t.names if d not in o.names and d not in out.names]
     _need(not single, f"{', '.join(single)} would be summed although only one operand has it")
     left = {axis for d in shared if d not in out.names for axis in a.axes(d)} | set(a.partial) | set(b.partial)
@@ -195,9 +209,15 @@ def _split_merge(step: Step, whole: Tensor, parts: Tensor) -> Sequence[WholeIfCu
     _need(names == tuple("K" if d == "N" else d for d in whole.names), f"keeps the other dims, got {whole} and {parts}")
     for d in whole.dims:
         if d.name != "N":
-            _need(d.axes == parts.axes(d.name), f"keeps the other dims' cuts; {d} against {Dim(d.name, parts.axes(d.name))}")
+            _need(
+                d.axes == parts.axes(d.name),
+                f"keeps the other dims' cuts; {d} against {Dim(d.name, parts.axes(d.name))}",
+            )
     joined = parts.axes("K") + parts.axes("M")
-    _need(whole.axes("N") == joined, f"requires axes(N) = axes(K) + axes(M): {Dim('N', joined)}, got {Dim('N', whole.axes('N'))}")
+    _need(
+        whole.axes("N") == joined,
+        f"requires axes(N) = axes(K) + axes(M): {Dim('N', joined)}, got {Dim('N', whole.axes('N'))}",
+    )
     _same_marks(whole, parts)
     return (WholeIfCut("K", parts.axes("K"), parts.axes("M"), "M"),) if parts.axes("M") else ()
 

@@ -30,7 +30,10 @@ def _attention_types(step: Step) -> tuple[Tensor, Tensor, Tensor]:
     _need(set(k.names) == {"B", "S", "K", "H"}, f"needs keys [B, S, K, H], got {k}")
     _need(k.dims == v.dims, f"needs keys and values of one type, got {k} and {v}")
     for d in ("B", "K", "H"):
-        _need(q.axes(d) == k.axes(d), f"queries and cache must be cut alike: {Dim(d, q.axes(d))} against {Dim(d, k.axes(d))}")
+        _need(
+            q.axes(d) == k.axes(d),
+            f"queries and cache must be cut alike: {Dim(d, q.axes(d))} against {Dim(d, k.axes(d))}",
+        )
     _need(not k.axes("H"), f"needs H whole, got {k}")
     for d in pos.dims:
         _need(q.axes(d.name) == d.axes, f"positions must be cut as the queries: {d} of {pos.name} in {q}")
@@ -96,10 +99,15 @@ def dispatch(step: Step) -> Sequence[WholeIfCut]:
     (x, choice), (out,) = step.inputs, step.outputs
     _complete(x)
     _need(out.names == ("E", "C", "D"), f"gives [E, C, D], got {out}")
-    _need(out.axes("D") == x.axes("D"), f"keeps the cut of D: {Dim('D', x.axes('D'))} against {Dim('D', out.axes('D'))}")
+    _need(
+        out.axes("D") == x.axes("D"), f"keeps the cut of D: {Dim('D', x.axes('D'))} against {Dim('D', out.axes('D'))}"
+    )
     _need(_token_axes(choice) == _token_axes(x), f"needs the choice cut as the tokens, got {choice} and {x}")
     got = set(out.axes("C"))
-    _need(got == _token_axes(x), f"cuts C as the tokens are cut: required {_text(tuple(sorted(_token_axes(x))))}, got {out}")
+    _need(
+        got == _token_axes(x),
+        f"cuts C as the tokens are cut: required {_text(tuple(sorted(_token_axes(x))))}, got {out}",
+    )
     return ()
 
 
@@ -112,9 +120,14 @@ def combine(step: Step) -> Sequence[WholeIfCut]:
     _need(set(y.axes("C")) == _token_axes(out), f"needs C cut as the tokens, got {y} and {out}")
     for tensor in (weight, choice):
         _need(_token_axes(tensor) == _token_axes(out), f"needs the routing cut as the tokens, got {tensor} and {out}")
-    _need(out.axes("D") == y.axes("D"), f"keeps the cut of D: {Dim('D', y.axes('D'))} against {Dim('D', out.axes('D'))}")
+    _need(
+        out.axes("D") == y.axes("D"), f"keeps the cut of D: {Dim('D', y.axes('D'))} against {Dim('D', out.axes('D'))}"
+    )
     required = set(y.partial) | set(y.axes("E"))
-    _need(set(out.partial) == required, f"a cut E leaves a partial sum: required {{U_{_text(tuple(sorted(required)))}}}, got {out}")
+    _need(
+        set(out.partial) == required,
+        f"a cut E leaves a partial sum: required {{U_{_text(tuple(sorted(required)))}}}, got {out}",
+    )
     return ()
 
 

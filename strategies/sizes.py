@@ -98,5 +98,7 @@ def _fit_heads(
         step = np.lcm(step, parts["M"])
     padded = -(-M // step) * step
     may = LARGEST_PADDING if "M" in pad else 1.0
-    found.need("N", "query heads do not divide, and padding them would add more than 25%", padded <= may * M, parts["N"])
+    found.need(
+        "N", "query heads do not divide, and padding them would add more than 25%", padded <= may * M, parts["N"]
+    )
     found.sizes["M"], found.sizes["N"] = padded, padded * K

@@ -52,7 +52,11 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
 def masks_of(rows: Rows, choices: Sequence[str]) -> dict[str, Ints]:
     """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
     bits = 1 << np.arange(rows.shape[1], dtype=np.int64)
-    return {axis: ((rows == i) * bits).sum(axis=1, dtype=np.int64)[:, None] for i, axis in enumerate(choices) if axis != IDLE}
+    return {
+        axis: ((rows == i) * bits).sum(axis=1, dtype=np.int64)[:, None]
+        for i, axis in enumerate(choices)
+        if axis != IDLE
+    }
 
 
 def price_body(
@@ -100,7 +104,9 @@ def _rejections(found: Fit, component: Component) -> list[tuple[str, str, int, d
     return result
 
 
-def scope_of(part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds) -> ArrayScope:
+def scope_of(
+    part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
+) -> ArrayScope:
     """A scope over rows, with the quantities that depend on the batch."""
     tokens = sizes["B"] * sizes.get("T", 1)
     extra: dict[str, Number] = {"tokens": tokens}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from mesh.errors import InputError
 
+from mesh.errors import InputError
 from strategies.dtypes import dtype_bytes
 from strategies.models import LayerGroup, Model
 

@@ -79,8 +79,7 @@ def llama_rows(kv_heads: int | None) -> dict[int, tuple[float, ...]]:
         load_model("llama-2-13b"), parse_slice("v5e:2x4"), context=8192, batches=list(MHA), kv_heads=kv_heads
     )
     return {
-        row.batch: (row.kv_bytes / 1e9, row.total_bytes / 1e9, row.step_s * 1e3, row.tokens_per_s)
-        for row in table.rows
+        row.batch: (row.kv_bytes / 1e9, row.total_bytes / 1e9, row.step_s * 1e3, row.tokens_per_s) for row in table.rows
     }
 
 
@@ -97,9 +96,7 @@ def llama_checks(name: str, printed: dict[int, tuple[float, ...]], kv_heads: int
 
 def load_s(param_bytes: float, chips: int) -> float:
     """Seconds to read the parameters alone on v5e chips."""
-    return min_step_s(
-        batch=0, kv_bytes_per_seq=0, param_bytes=param_bytes, total_hbm_bytes_per_s=chips * V5E_HBM
-    )
+    return min_step_s(batch=0, kv_bytes_per_seq=0, param_bytes=param_bytes, total_hbm_bytes_per_s=chips * V5E_HBM)
 
 
 def min_topology(param_bytes: float, kv_bytes_per_seq: float) -> dict[str, float]:
@@ -143,8 +140,7 @@ def min_topology_checks() -> list[Check]:
         exact = min_topology(size * LLAMA3.params, size * LLAMA3.kv_elements(8192))
         vector = f"ch8.min_topology_{dtype}"
         checks += [
-            Check(vector, part, value, 0.025, lambda part=part, book=book: book[part])
-            for part, value in parts.items()
+            Check(vector, part, value, 0.025, lambda part=part, book=book: book[part]) for part, value in parts.items()
         ]
         checks.append(Check(vector, "", None, 0, lambda exact=exact: exact["n_kv"], 42))
     return checks

@@ -91,8 +91,7 @@ def test_a_chip_file_of_ones_own_loads(tmp_path: Path) -> None:
         (
             "devices_per_chip = 1",
             "devices_per_chip = 2",
-            "not a chip file: chip v5e: "
-            "core_link_bytes_per_s is needed with devices_per_chip = 2, and only then",
+            "not a chip file: chip v5e: core_link_bytes_per_s is needed with devices_per_chip = 2, and only then",
         ),
     ],
 )
@@ -112,9 +111,7 @@ def test_a_chip_file_of_another_name_or_place_is_refused(tmp_path: Path) -> None
     assert str(error.value) == f"{path}: expected a chip named 'v5e', got 'v5x'"
     with pytest.raises(InputError) as error:
         load_chip("v5e", tmp_path / "none.toml")
-    assert (
-        str(error.value) == f"{tmp_path / 'none.toml'}: cannot read the chip file: No such file or directory"
-    )
+    assert str(error.value) == f"{tmp_path / 'none.toml'}: cannot read the chip file: No such file or directory"
 
 
 def test_pricing_imports_neither_numpy_nor_networkx() -> None:

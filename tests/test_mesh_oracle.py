@@ -95,8 +95,6 @@ def test_the_bound_of_a_line_is_its_end_device() -> None:
 def test_parts_of_one_axis_that_are_not_adjacent_add_no_bandwidth() -> None:
     """The cut shows why merge refuses them: priced like pieces of two axes they would be too cheap."""
     apart = bounds(parse_slice("v5e:8x8"), [Piece(axis=0, stride=1, size=2), Piece(axis=0, stride=4, size=2)])
-    two_axes = group(
-        parse_slice("v5e:8x8"), [Piece(axis=0, stride=1, size=2), Piece(axis=1, stride=4, size=2)]
-    )
+    two_axes = group(parse_slice("v5e:8x8"), [Piece(axis=0, stride=1, size=2), Piece(axis=1, stride=4, size=2)])
     assert apart.all_gather_s_per_byte == pytest.approx(1.25 / 4.5e10)
     assert two_axes.all_gather_s_per_byte == pytest.approx(1.0 / 4.5e10)

@@ -50,8 +50,7 @@ def test_a_piece_needs_an_axis_a_stride_and_a_size(axis: int, stride: int, size:
     with pytest.raises(InputError) as error:
         Piece(axis=axis, stride=stride, size=size)
     assert str(error.value) == (
-        f"Piece(axis={axis}, stride={stride}, size={size}): "
-        "axis must be at least 0, stride and size at least 1"
+        f"Piece(axis={axis}, stride={stride}, size={size}): axis must be at least 0, stride and size at least 1"
     )
 
 

@@ -30,9 +30,7 @@ REFERENCE_FILES = {
 }
 
 
-def sizes(
-    model_type: str, D: int, F: int, L: int, N: int, K: int, V: int, **more: object
-) -> dict[str, object]:
+def sizes(model_type: str, D: int, F: int, L: int, N: int, K: int, V: int, **more: object) -> dict[str, object]:
     """A config with the fields that every architecture has."""
     return {
         "model_type": model_type,
@@ -185,8 +183,7 @@ def test_head_dim(model_type: str, changes: dict[str, object], H: int) -> None:
 def test_head_dim_is_needed_where_heads_do_not_divide_the_width() -> None:
     """D/N is never rounded."""
     assert refusal(lambda: parsed(num_attention_heads=12)) == (
-        "small: field 'head_dim' is missing: expected it, "
-        "as num_attention_heads=12 does not divide hidden_size=32"
+        "small: field 'head_dim' is missing: expected it, as num_attention_heads=12 does not divide hidden_size=32"
     )
 
 
@@ -382,8 +379,7 @@ def test_a_bad_field_is_named(changes: dict[str, object], message: str) -> None:
 def test_a_wrong_name_gets_the_closest_ones(name: str, closest: str) -> None:
     """A misspelt name, or a Hugging Face one, is answered with built-in names and the way out."""
     assert refusal(lambda: load_model(name)) == (
-        f'model "{name}": no built-in and no file of that name; the closest are {closest}; '
-        "or give a config.json"
+        f'model "{name}": no built-in and no file of that name; the closest are {closest}; or give a config.json'
     )
 
 

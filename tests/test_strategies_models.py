@@ -52,9 +52,7 @@ def test_params_of_every_builtin_are_exact(name: str) -> None:
     assert load_model(name).params == PARAMS[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "billions"), [("palm-8b", 8.63), ("palm-62b", 62.50), ("palm-540b", 540.36)]
-)
+@pytest.mark.parametrize(("name", "billions"), [("palm-8b", 8.63), ("palm-62b", 62.50), ("palm-540b", 540.36)])
 def test_palm_sizes_are_those_of_the_paper(name: str, billions: float) -> None:
     """PaLM's parameter counts are those of its paper, to its rounding."""
     assert load_model(name).params / 1e9 == pytest.approx(billions, abs=0.006)

@@ -34,9 +34,7 @@ V5P_AXIS = 1.8e11  # bytes/s of one ring, both directions
 
 def table(model="llama-2-13b", slice_name="v5e:2x4", context=8192, batches=(1, 240), **options):
     """A roofline table, by default the chapter's."""
-    return roofline_table(
-        load_model(model), parse_slice(slice_name), context=context, batches=batches, **options
-    )
+    return roofline_table(load_model(model), parse_slice(slice_name), context=context, batches=batches, **options)
 
 
 # Intensity

@@ -1,0 +1,93 @@
+"""What decides between two plans, and what other hardware would do to one: arithmetic on a plan's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.plan import Plan, StepPlan
+
+QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
+SWINGS = (0.8, 1.2)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A change of one hardware number that makes the other plan the faster one."""
+
+    quantity: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Why `loser` lost: by how much, in which step most, and which +-20% would turn it."""
+
+    margin_s: float
+    margin: float
+    deciding_text: str
+    deciding_component: str
+    deciding_s: float
+    turns: tuple[Turn, ...]
+
+
+def step_seconds(plan: Plan, *, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0) -> float:
+    """The plan's estimate with its FLOP/s, HBM and ICI bandwidth times these factors; the layout stays."""
+    return sum(s.layers * _seconds(s, flops, hbm, ici) for s in plan.cost.steps)
+
+
+def _seconds(step: StepPlan, flops: float, hbm: float, ici: float) -> float:
+    comms = sum(max(c.bandwidth_s / ici, c.hops_s) for c in step.comms)
+    return max(step.flops_s / flops, step.hbm_s / hbm) + comms
+
+
+def compare(winner: Plan, loser: Plan) -> Comparison:
+    """Compare two plans of one slice and batch."""
+    margin = loser.cost.step_s - winner.cost.step_s
+    gains = _by_role(loser)
+    for key, (seconds, _) in _by_role(winner).items():
+        before, step = gains.get(key, (0.0, None))
+        gains[key] = (before - seconds, step)
+    key = max(gains, key=lambda k: (gains[k][0], k))
+    seconds, step = gains[key]
+    return Comparison(
+        margin_s=margin,
+        margin=margin / winner.cost.step_s,
+        deciding_text=step.text if step else key[2],
+        deciding_component=key[0],
+        deciding_s=seconds,
+        turns=tuple(_turns(winner, loser)),
+    )
+
+
+def _by_role(plan: Plan) -> dict[tuple[str, str, str], tuple[float, StepPlan | None]]:
+    """Seconds per component, part and operation-with-result, and the longest step of each."""
+    found: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
+    for step in plan.cost.steps:
+        key = (step.component, step.part, f"{step.op} {step.text.split('[')[0]}")
+        seconds, longest = found.get(key, (0.0, None))
+        if longest is None or step.seconds > longest.seconds:
+            longest = step
+        found[key] = (seconds + step.layers * step.seconds, longest)
+    return found
+
+
+def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
+    for quantity, name in zip(QUANTITIES, ("hbm", "ici", "flops"), strict=True):
+        for factor in SWINGS:
+            if step_seconds(loser, **{name: factor}) < step_seconds(winner, **{name: factor}):
+                yield Turn(quantity, factor)
+
+
+def cache_copies(plan: Plan) -> int:
+    """On how many devices each entry of the KV cache is held; 1 where no copy is held twice."""
+    copies = 1
+    for name, spec in plan.specs.items():
+        if name.endswith("/Kc"):
+            cut = {axis for axes in spec.axes for axis in axes}
+            sizes = [s for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if n not in cut]
+            here = 1
+            for size in sizes:
+                here *= size
+            copies = max(copies, here)
+    return copies
