@@ -135,7 +135,10 @@ def _plays(part: Part, name: str, ends: Ints, cuts: Ints, side: str) -> NDArray[
 
 
 def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:
-    """[faces, residuals]: sets of axes that must be prefixes of the residual's order: kept on entry, kept on exit, and kept or sliced on exit."""
+    """[faces, residuals]: sets of axes that must be prefixes of the residual's order.
+
+    They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.
+    """
     bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
     cut = (cuts != _READ["-"])[None]
     reads, gives = joined.reads[:, None, :], joined.gives[:, None, :]

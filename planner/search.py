@@ -160,7 +160,8 @@ class _Board:
         self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
         self.masks = [prefix_masks(j, state.cuts) for j in joined]
         self.residual_bytes = _residual_bytes(problem, state, rates, batches)
-        self.total = sum(self._component_best(i) * j.component.times for i, j in enumerate(joined))
+        parts = [self._component_best(i) * j.component.times for i, j in enumerate(joined)]
+        self.total: Floats = np.sum(parts, axis=0)
 
     def candidates(self) -> int:
         """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
@@ -181,7 +182,7 @@ class _Board:
 
     def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
-        return np.logical_and.reduce([prefixes[:, mask[:, residual]] for mask in self.masks[i]])
+        return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, residual]] for mask in self.masks[i]]))
 
     def least_bytes(self, column: int) -> float:
         """The least memory of any layout of this batch."""
@@ -283,7 +284,7 @@ class _Board:
 
 def _masked_min(seconds: Floats, allowed: np.ndarray) -> Floats:
     """[states, columns]: the least of the allowed faces' seconds."""
-    return np.where(allowed[:, :, None], seconds[None], np.inf).min(axis=1)
+    return np.asarray(np.where(allowed[:, :, None], seconds[None], np.inf).min(axis=1))
 
 
 def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:

@@ -220,8 +220,8 @@ def _nothing_fits(request: Request, found: Mapping[str, Found], rejected: tuple[
         why = f"no layout of {request.model.name} divides over {slice_.name} at batch {batch}"
     else:
         why = (
-            f"{request.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB per device at "
-            f"the least, and {usable / 1e9:.2f} GB are usable"
+            f"{request.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB per device "
+            f"at the least, and {usable / 1e9:.2f} GB are usable"
         )
     return NothingFits(why, rejected, _smallest(request, slice_, batch))
 

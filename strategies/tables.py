@@ -70,7 +70,7 @@ def price_body(
     rows = _required_rows(rows, body, choices)
     fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in body.parts]
     ok = np.logical_and.reduce([f.ok for f in fits])
-    rejected = tuple(r for part, f in zip(body.parts, fits, strict=True) for r in _rejections(f, component))
+    rejected = tuple(r for f in fits for r in _rejections(f, component, batches))
     alive = ok.any(axis=1)
     rows, ok = rows[alive], ok[alive]
     return _price_rows(component, body, rates, fast, batches, rows, ok, rejected)
@@ -94,12 +94,12 @@ def _ways(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
     return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
 
 
-def _rejections(found: Fit, component: Component) -> list[tuple[str, str, int, dict[str, float]]]:
+def _rejections(found: Fit, component: Component, batches: Ints) -> list[tuple[str, str, int, dict[str, float]]]:
     result = []
     for dim, reason, bad, ways in found.failures:
         row, column = np.unravel_index(int(bad.argmax()), bad.shape)
-        size = component.dims.get(dim)
-        example = {"ways": float(ways[row, column])} | ({dim: float(size)} if size else {})
+        size = float(batches[0, column]) if dim == "B" else component.dims[dim]
+        example = {"ways": float(ways[row, column]), dim: size}
         result.append((component.name, reason, int(bad.any(axis=1).sum()), example))
     return result
 
