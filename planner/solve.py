@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from mesh.errors import InputError
 from mesh.slices import Slice, slices_of
 from planner.layout import Layout, from_choice
+from planner.notes import cache_note
 from planner.plan import SCHEMA, Example, Plan, PlanFile, Rejected, Search
 from planner.pricing import price_layout
 from planner.search import OVER_MEMORY, Choice, Found, Problem, search
@@ -86,11 +87,13 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
     runners, more = _runners_up(request, bests[0], progress)
     found["again"] = more
     ranked = sorted((*runners, *bests[1:]), key=lambda c: _rank(c, request))
+    plans = tuple(price_candidate(c, request) for c in ranked)
+    note = cache_note(ranked[0].problem, request.model, tuple(request.programs), ranked[0].choice, plans[0])
     return PlanFile(
         schema=SCHEMA,
         tool_version=version,
         objective=request.objective,
-        plans=tuple(price_candidate(c, request) for c in ranked),
+        plans=plans,
         rejected=rejected,
         search=Search(
             candidates=sum(f.candidates for name, f in found.items() if name != "again"),
@@ -98,6 +101,7 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
             wall_s=time.perf_counter() - started,
             proved_optimal="exhaustive",
         ),
+        notes=(note,) if note else (),
     )
 
 
