@@ -16,10 +16,10 @@ import msgspec
 
 from mesh.errors import InputError
 from mesh.pieces import Piece, check_fits
-from mesh.slices import Slice
+from mesh.slices import Slice, parse_slice
 from planner.layout import Assigned, Layout
 from planner.plan import SCHEMA as PLAN_SCHEMA
-from planner.plan import MeshPiece, PlanFile, Search, Value, read_object
+from planner.plan import MeshPiece, Plan, PlanFile, Search, Value, read_object
 from planner.pricing import price_layout
 from strategies.components import IDLE, Component, components
 from strategies.cost import check_compute, speeds
@@ -85,6 +85,14 @@ def price_given(
             proved_optimal="given",
         ),
     )
+
+
+def layout_of(plan: Plan, programs: Sequence[Program] = ()) -> tuple[Layout, Slice, Workload]:
+    """The layout that a plan says, on its slice and with its workload; raises `InputError` where it is no layout."""
+    slice_ = parse_slice(plan.slice)
+    work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
+    given = msgspec.convert(msgspec.to_builtins(plan), Given)
+    return _layout(given, slice_, components(plan.model, work, programs), Path("plan")), slice_, work
 
 
 def read_given(path: Path, pick: int = 1) -> Given:

@@ -1,0 +1,51 @@
+"""The structure of the code: imports run one way, and nothing but the executor needs jax."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ORDER = ("mesh", "strategies", "planner", "executor", "meshwright")
+
+
+def imported_packages(file: Path) -> set[str]:
+    """Top-level names of our packages that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("package", ORDER[:-1])
+def test_imports_run_one_way(package: str) -> None:
+    """A package imports only itself and those before it."""
+    later = set(ORDER[ORDER.index(package) + 1 :])
+    files = sorted((ROOT / package).glob("**/*.py"))
+    assert files
+    for file in files:
+        assert not imported_packages(file) & later, file
+
+
+@pytest.mark.parametrize("package", ["mesh", "strategies", "planner"])
+def test_only_the_executor_imports_jax(package: str) -> None:
+    """No module below the executor names jax in an import."""
+    for file in sorted((ROOT / package).glob("**/*.py")):
+        assert "jax" not in imported_packages(file), file
+
+
+def test_planning_loads_neither_jax_nor_the_solver_nor_networkx() -> None:
+    """Importing all that a plan needs leaves jax, ortools and networkx unloaded."""
+    code = "import planner.solve, sys; print(sorted({'jax', 'ortools', 'networkx'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_no_test_folder_shadows_a_package() -> None:
+    """tests/ holds no package named like one of ours."""
+    assert not [p for name in ORDER for p in (ROOT / "tests").glob(f"{name}/__init__.py")]
