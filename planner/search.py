@@ -64,7 +64,7 @@ class Found:
         self.rejected[component, reason] = (before + count, first)
 
 
-_MOST_JOINED = 200_000
+_FEW, _MANY = 50, 2000  # above these, options are pruned before and after they are joined
 OVER_MEMORY = "needs more than the usable HBM, even with the least of everything else"
 
 
@@ -207,6 +207,8 @@ class _Board:
 
     def best(self, column: int, top: int, into: list[Choice]) -> None:
         """Add the best `top` distinct choices of a column to `into`."""
+        if self.least_bytes(column) > self.problem.usable_bytes:
+            return
         keep: dict[object, Choice] = {_key(c, self.problem): c for c in into}
         totals = self.total[:, column]
         for state in np.argsort(totals, kind="stable"):
@@ -226,22 +228,12 @@ class _Board:
         options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
         if any(not len(o.row) for o in options):
             return []
-        slack = worst - sum(float(o.seconds.min()) for o in options)
-        options = [o.within(float(o.seconds.min()) + slack) for o in options]
-        if len(options) > 1 and prod(len(o.row) for o in options) > _MOST_JOINED:
-            options = [o.front(top * self._room()) for o in options]
-        seconds, stored, peak = options[0].seconds, options[0].stored, options[0].peak
-        for o in options[1:]:
-            seconds = (seconds[:, None] + o.seconds[None]).ravel()
-            stored = (stored[:, None] + o.stored[None]).ravel()
-            peak = np.maximum(peak[:, None], o.peak[None]).ravel()
-        fits = np.flatnonzero(stored + peak <= usable)
-        chosen = fits[np.argsort(seconds[fits], kind="stable")][: top * self._room()]
-        shape = tuple(len(o.row) for o in options)
-        total = stored + peak + self.residual_bytes[residual, column]
+        joint = _join_all(options, worst, top * self._room())
+        fits = np.flatnonzero(joint.stored + joint.peak <= usable)
+        chosen = fits[np.argsort(joint.seconds[fits], kind="stable")][: top * self._room()]
+        total = joint.stored + joint.peak + self.residual_bytes[residual, column]
         return [
-            self._choice(state, column, _rows(options, shape, int(c)), float(seconds[c]), float(total[c]))
-            for c in chosen
+            self._choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
         ]
 
     def _room(self) -> int:
@@ -315,7 +307,8 @@ class _Options:
     def front(self, top: int, face: Ints | None = None) -> _Options:
         """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike."""
         face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
-        order = np.lexsort((self.row, self.peak, self.stored, self.seconds, face))
+        ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
+        order = np.lexsort((ties, self.peak, self.stored, self.seconds, face))
         kept: list[int] = []
         last, near = -1, list[tuple[float, float]]()
         for n, f, s, p in zip(
@@ -339,8 +332,26 @@ def _fewer_beat(kept: list[tuple[float, float]], stored: float, peak: float, top
     return True
 
 
-def _rows(options: Sequence[_Options], shape: tuple[int, ...], chosen: int) -> list[int]:
-    return [int(o.row[n]) for o, n in zip(options, np.unravel_index(chosen, shape), strict=True)]
+def _join_all(options: Sequence[_Options], worst: float, top: int) -> _Options:
+    """Combinations of one row per component (`row` [combinations, components]) that may be among the best `top`.
+
+    One component joins at a time; what cannot end within `worst`, or is beaten in everything by `top` others, goes.
+    """
+    joint = _Options(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
+    slack = worst - sum(float(o.seconds.min()) for o in options)
+    for o in options:
+        o = o.within(float(o.seconds.min()) + slack)
+        o = o.front(top) if len(o.row) > _FEW else o
+        seconds = joint.seconds[:, None] + o.seconds[None]
+        first, second = np.nonzero(seconds <= seconds.min() + slack)
+        joint = _Options(
+            np.column_stack([joint.row[first], o.row[second]]),
+            seconds[first, second],
+            joint.stored[first] + o.stored[second],
+            np.maximum(joint.peak[first], o.peak[second]),
+        )
+        joint = joint.front(top) if len(joint.row) > _MANY else joint
+    return joint
 
 
 def _worst(keep: Mapping[object, Choice], top: int) -> float:

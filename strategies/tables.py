@@ -46,7 +46,7 @@ class Table:
 
 def enumerate_rows(choices: int, axes: int) -> Rows:
     """Every assignment of `choices` roles to `axes` mesh axes."""
-    return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, -1).T
+    return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, choices**axes).T
 
 
 def masks_of(rows: Rows, choices: Sequence[str]) -> dict[str, Ints]:
