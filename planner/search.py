@@ -64,7 +64,7 @@ class Found:
         self.rejected[component, reason] = (before + count, first)
 
 
-_FEW, _MANY = 50, 2000  # above these, options are pruned before and after they are joined
+_FEW = 50  # up to so many options are joined without being pruned
 OVER_MEMORY = "needs more than the usable HBM, even with the least of everything else"
 
 
@@ -228,7 +228,7 @@ class _Board:
         options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
         if any(not len(o.row) for o in options):
             return []
-        joint = _join_all(options, worst, top * self._room())
+        joint = _join_all(options, worst, usable, top * self._room())
         fits = np.flatnonzero(joint.stored + joint.peak <= usable)
         chosen = fits[np.argsort(joint.seconds[fits], kind="stable")][: top * self._room()]
         total = joint.stored + joint.peak + self.residual_bytes[residual, column]
@@ -304,15 +304,19 @@ class _Options:
         """Those that take no longer than the limit."""
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
-    def front(self, top: int, face: Ints | None = None) -> _Options:
-        """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike."""
+    def front(self, top: int, face: Ints | None = None, safe: float = -np.inf) -> _Options:
+        """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike.
+
+        Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
+        """
         face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
+        stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
         order = np.lexsort((ties, self.peak, self.stored, self.seconds, face))
         kept: list[int] = []
         last, near = -1, list[tuple[float, float]]()
         for n, f, s, p in zip(
-            order.tolist(), face[order].tolist(), self.stored[order].tolist(), self.peak[order].tolist(), strict=True
+            order.tolist(), face[order].tolist(), stored[order].tolist(), peak[order].tolist(), strict=True
         ):
             if f != last:
                 last, near = f, []
@@ -332,16 +336,19 @@ def _fewer_beat(kept: list[tuple[float, float]], stored: float, peak: float, top
     return True
 
 
-def _join_all(options: Sequence[_Options], worst: float, top: int) -> _Options:
+def _join_all(options: Sequence[_Options], worst: float, usable: float, top: int) -> _Options:
     """Combinations of one row per component (`row` [combinations, components]) that may be among the best `top`.
 
     One component joins at a time; what cannot end within `worst`, or is beaten in everything by `top` others, goes.
     """
     joint = _Options(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)
-    for o in options:
-        o = o.within(float(o.seconds.min()) + slack)
-        o = o.front(top) if len(o.row) > _FEW else o
+    options = [o.within(float(o.seconds.min()) + slack) for o in options]
+    most = [float(o.stored.max()) for o in options]
+    peak = max(float(o.peak.max()) for o in options)
+    for number, o in enumerate(options):
+        spare = usable - peak - sum(most)
+        o = o.front(top, safe=spare + most[number]) if len(o.row) > _FEW else o
         seconds = joint.seconds[:, None] + o.seconds[None]
         first, second = np.nonzero(seconds <= seconds.min() + slack)
         joint = _Options(
@@ -350,7 +357,7 @@ def _join_all(options: Sequence[_Options], worst: float, top: int) -> _Options:
             joint.stored[first] + o.stored[second],
             np.maximum(joint.peak[first], o.peak[second]),
         )
-        joint = joint.front(top) if len(joint.row) > _MANY else joint
+        joint = joint.front(top, safe=spare + sum(most[: number + 1])) if len(joint.row) > _FEW else joint
     return joint
 
 
