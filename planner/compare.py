@@ -61,10 +61,14 @@ def compare(winner: Plan, loser: Plan) -> Comparison:
 
 
 def _by_role(plan: Plan) -> dict[tuple[str, str, str], tuple[float, StepPlan | None]]:
-    """Seconds per component, part and operation-with-result, and the longest step of each."""
+    """Seconds per component and operation-with-result, and the longest step of each.
+
+    How a component meets the residual counts as one: one plan's AllReduce is another's ReduceScatter and AllGather.
+    """
     found: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
     for step in plan.cost.steps:
-        key = (step.component, step.part, f"{step.op} {step.text.split('[')[0]}")
+        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "glue"
+        key = (step.component, step.part if step.part == "body" else "glue", what)
         seconds, longest = found.get(key, (0.0, None))
         if longest is None or step.seconds > longest.seconds:
             longest = step

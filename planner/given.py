@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from mesh.errors import InputError
-from mesh.pieces import Piece, check_fits
+from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.layout import Assigned, Layout
 from planner.plan import SCHEMA as PLAN_SCHEMA
@@ -24,7 +24,7 @@ from planner.pricing import price_layout
 from strategies.components import IDLE, Component, components
 from strategies.cost import check_compute, speeds
 from strategies.models import Model
-from strategies.notation import Program
+from strategies.notation import LayoutError, Program
 from strategies.workload import Workload
 
 LAYOUT_SCHEMA = "meshwright.layout/1"
@@ -70,8 +70,7 @@ def price_given(
     given = read_given(path, pick)
     parts = components(model, work, programs)
     layout = _layout(given, slice_, parts, path)
-    fast = speeds(slice_.chip, work.dtypes)
-    plans = tuple(price_layout(layout, slice_, model, work, batch, batch, fast) for batch in work.batches)
+    plans = tuple(_price(layout, slice_, model, work, batch, path) for batch in work.batches)
     return PlanFile(
         schema=PLAN_SCHEMA,
         tool_version=version,
@@ -85,6 +84,13 @@ def price_given(
             proved_optimal="given",
         ),
     )
+
+
+def _price(layout: Layout, slice_: Slice, model: Model, work: Workload, batch: int, path: Path) -> Plan:
+    try:
+        return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
+    except LayoutError as error:
+        raise LayoutError(f"the layout of '{path}' cannot run batch {batch}: {error}") from None
 
 
 def layout_of(plan: Plan, programs: Sequence[Program] = ()) -> tuple[Layout, Slice, Workload]:
@@ -105,7 +111,9 @@ def read_given(path: Path, pick: int = 1) -> Given:
             raise InputError(f"--pick {pick}: '{path}' has no such plan")
         return _convert(plans[pick - 1], path)
     if schema != LAYOUT_SCHEMA:
-        raise InputError(f"the layout file '{path}' has schema {schema!r}; expected '{LAYOUT_SCHEMA}' or '{PLAN_SCHEMA}'")
+        raise InputError(
+            f"the layout file '{path}' has schema {schema!r}; expected '{LAYOUT_SCHEMA}' or '{PLAN_SCHEMA}'"
+        )
     return _convert({k: v for k, v in value.items() if k != "schema"}, path)
 
 
@@ -146,13 +154,14 @@ def _check_mesh(mesh: GivenMesh, slice_: Slice, path: Path) -> None:
 def _piece(piece: MeshPiece, slice_: Slice, path: Path) -> Piece:
     names = [axis.name for axis in slice_.axes]
     if piece.axis not in names:
-        raise InputError(f"the layout file '{path}' uses torus axis '{piece.axis}'; {slice_.name} has {', '.join(names)}")
+        raise InputError(
+            f"the layout file '{path}' uses torus axis '{piece.axis}'; {slice_.name} has {', '.join(names)}"
+        )
     return Piece(names.index(piece.axis), piece.stride, piece.size)
 
 
 def _check_covers(pieces: Sequence[Sequence[Piece]], slice_: Slice, path: Path) -> None:
     """The pieces tile every physical axis of the slice: strides and sizes chain from 1 to its length."""
-    check_fits(slice_, tuple(chain(*pieces)))
     for number, axis in enumerate(slice_.axes):
         reach = 1
         for piece in sorted(p for p in chain(*pieces) if p.axis == number):
@@ -182,8 +191,8 @@ def _residual(given: Mapping[str, Sequence[str]], names: Sequence[str], path: Pa
         for axis in axes:
             if dim not in ("B", "T", "D") or found.get(axis) != IDLE:
                 raise InputError(
-                    f"the layout file '{path}' cuts {dim} of the residual by '{axis}'; expected dims B, T or D, and each of "
-                    f"{', '.join(names)} at most once"
+                    f"the layout file '{path}' cuts {dim} of the residual by '{axis}'; expected dims B, T or D, "
+                    f"and each of {', '.join(names)} at most once"
                 )
             found[axis] = dim
     return tuple(found[name] for name in names)

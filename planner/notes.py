@@ -15,7 +15,6 @@ from planner.search import Choice, Problem, search
 from strategies.components import Component, components
 from strategies.models import Model
 from strategies.notation import LayoutError, Program
-from strategies.workload import Workload
 
 SHORT_CONTEXT = 128
 LONGEST_CONTEXT = 1 << 22

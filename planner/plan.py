@@ -233,13 +233,19 @@ def _decode(data: bytes, path: Path) -> PlanFile:
             f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as 'meshwright plan -o' writes it"
         )
     try:
-        return msgspec.convert(value, PlanFile)
+        file = msgspec.convert(value, PlanFile)
     except (msgspec.ValidationError, InputError) as error:
         raise InputError(f"the plan file '{path}' is not a valid plan: {error}") from None
+    for number, plan in enumerate(file.plans, 1):
+        if plan.model_hash != plan.model.digest:
+            raise InputError(
+                f"the plan file '{path}' was edited: plan {number}'s model_hash is not the hash of its model"
+            )
+    return file
 
 
 def pick_plan(file: PlanFile, path: Path, pick: int) -> Plan:
     """Plan number `pick` (from 1); raises `InputError` naming how many there are."""
     if not 1 <= pick <= len(file.plans):
-        raise InputError(f"--pick {pick}: '{path}' has {len(file.plans)} plans; expected 1 to {len(file.plans)}")
+        raise InputError(f"--pick {pick}: expected a plan of '{path}', whose plans are numbered 1 to {len(file.plans)}")
     return file.plans[pick - 1]

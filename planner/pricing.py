@@ -99,7 +99,7 @@ def price_layout(
 
 def _price(layout: Layout, bound: Bound, rates: Rates, fast: Speeds, padded: int) -> Priced:
     found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
-    _must_fit(found, bound)
+    _must_fit(found, bound, padded)
     sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
     masks = {name: np.array([[1 << i]]) for i, name in enumerate(layout.names)}
     ways = {name: int(rates.n[1 << i]) for i, name in enumerate(layout.names)}
@@ -113,10 +113,10 @@ def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
     return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
 
 
-def _must_fit(found: Fit, bound: Bound) -> None:
+def _must_fit(found: Fit, bound: Bound, padded: int) -> None:
     if not found.ok.all():
         dim, reason, _, ways = found.failures[0]
-        size = int(bound.component.dims.get(dim, found.sizes.get("B", 0) if dim != "B" else np.max(found.sizes["B"])))
+        size = padded if dim == "B" else int(bound.component.dims[dim])
         raise LayoutError(f"{bound.component.name}: {reason}: {dim} = {size}, cut {int(ways.flat[0])} ways")
 
 

@@ -27,9 +27,9 @@ Fixed = Mapping[str, Mapping[str, frozenset[str]]]
 class NothingFits(Exception):
     """No layout fits: why, and the smallest slice of the same chip that would do."""
 
-    def __init__(self, why: str, rejected: tuple[Rejected, ...], smallest: str | None) -> None:
+    def __init__(self, why: str, rejected: tuple[Rejected, ...], smallest: str | None, covered: Search) -> None:
         super().__init__(why)
-        self.rejected, self.smallest = rejected, smallest
+        self.rejected, self.smallest, self.search = rejected, smallest, covered
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,9 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         bests += [Candidate(slice_, problem, c) for cs in found[slice_.name].choices.values() for c in cs[:1]]
     rejected = _rejected(found)
     if not bests:
-        raise _nothing_fits(request, found, rejected)
+        raise _nothing_fits(request, found, rejected, _covered(found, started))
     bests.sort(key=lambda c: _rank(c, request))
-    runners, more = _runners_up(request, bests[0], progress)
-    found["again"] = more
+    runners, found["again"] = _runners_up(request, bests[0], progress)
     ranked = sorted((*runners, *bests[1:]), key=lambda c: _rank(c, request))
     plans = tuple(price_candidate(c, request) for c in ranked)
     note = cache_note(ranked[0].problem, request.model, tuple(request.programs), ranked[0].choice, plans[0])
@@ -95,14 +94,29 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         objective=request.objective,
         plans=plans,
         rejected=rejected,
-        search=Search(
-            candidates=sum(f.candidates for name, f in found.items() if name != "again"),
-            evaluations=sum(f.evaluations for f in found.values()),
-            wall_s=time.perf_counter() - started,
-            proved_optimal="exhaustive",
-        ),
-        notes=(note,) if note else (),
+        search=_covered(found, started),
+        notes=(*((note,) if note else ()), *_unfit_notes(found, bests)),
     )
+
+
+def _covered(found: Mapping[str, Found], started: float) -> Search:
+    return Search(
+        candidates=sum(f.candidates for name, f in found.items() if name != "again"),
+        evaluations=sum(f.evaluations for f in found.values()),
+        wall_s=time.perf_counter() - started,
+        proved_optimal="exhaustive",
+    )
+
+
+def _unfit_notes(found: Mapping[str, Found], bests: Sequence[Candidate]) -> list[str]:
+    """One line for each slice on which some of the batches fit in no layout."""
+    notes = []
+    for name, one in found.items():
+        fits = {c.choice.batch for c in bests if c.slice_.name == name}
+        unfit = sorted(batch for batch in one.choices if batch not in fits)
+        if name != "again" and unfit:
+            notes.append(f"{name}: no layout fits batch {', '.join(map(str, unfit))}")
+    return notes
 
 
 def make_problem(request: Request, slice_: Slice) -> Problem:
@@ -168,11 +182,10 @@ def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dic
         if not matching:
             raise InputError(f"--fix {kind}: no such component; this model has {', '.join(c.name for c in parts)}")
         for component in matching:
-            result[component.name] = {
-                _axis(axis, names, slice_, kind): _roles(role, component, kind, axis)
-                for axis, roles in axes.items()
-                for role in sorted(roles)
-            }
+            limits = result.setdefault(component.name, {})
+            for axis, roles in axes.items():
+                names_of = [_roles(role, component, kind, axis) for role in sorted(roles)]
+                limits[_axis(axis, names, slice_, kind)] = frozenset().union(*names_of)
     return result
 
 
@@ -215,7 +228,9 @@ def _example(reason: str, numbers: Mapping[str, float]) -> Example:
     return Example(need=f"a multiple of {numbers['ways']:.0f}", have=", ".join(dims) or "the batch")
 
 
-def _nothing_fits(request: Request, found: Mapping[str, Found], rejected: tuple[Rejected, ...]) -> NothingFits:
+def _nothing_fits(
+    request: Request, found: Mapping[str, Found], rejected: tuple[Rejected, ...], covered: Search
+) -> NothingFits:
     slice_ = max(request.slices, key=lambda s: (s.chips, s.name))
     batch = min(request.work.batches)
     least = found[slice_.name].least_bytes.get(batch)
@@ -224,10 +239,10 @@ def _nothing_fits(request: Request, found: Mapping[str, Found], rejected: tuple[
         why = f"no layout of {request.model.name} divides over {slice_.name} at batch {batch}"
     else:
         why = (
-            f"{request.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB per device "
-            f"at the least, and {usable / 1e9:.2f} GB are usable"
+            f"{request.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB "
+            f"per device at the least, and {usable / 1e9:.2f} GB are usable"
         )
-    return NothingFits(why, rejected, _smallest(request, slice_, batch))
+    return NothingFits(why, rejected, _smallest(request, slice_, batch), covered)
 
 
 def _smallest(request: Request, slice_: Slice, batch: int) -> str | None:

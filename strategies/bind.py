@@ -6,7 +6,7 @@ so 1D weight-stationary is the 2D program with X empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from strategies.notation import Axes, Dim, Program, Step, Tensor
@@ -19,82 +19,112 @@ SortKey = Callable[[str, str], tuple[int, ...]]
 def bind(program: Program, playing: Mapping[str, Axes], key: SortKey | None = None) -> Program:
     """The program on mesh axes: `playing` maps each program axis to the mesh axes that play it, major first.
 
-    Program axes that the program never separates (such as X, P, R of `D_XPR`) have no order of their own: `key`
-    (dim, mesh axis) orders the mesh axes that play them, so that they agree with the residual stream.
+    Axes that the program never separates (such as X, P, R of `D_XPR`) have no order of their own: `key` (dim of
+    the input or output, mesh axis) orders the mesh axes that play them, so that they agree with the residual
+    stream, and every other dim that they cut follows.
     """
-    groups = {dim: _inseparable(program, dim) for dim in (*program.input.names, *program.output.names)}
-
-    def axes(dim: str, letters: Axes) -> Axes:
-        found: list[str] = []
-        for run in _runs(letters, groups.get(dim, {})):
-            members = [axis for letter in run for axis in playing.get(letter, ())]
-            found += sorted(members, key=lambda axis: key(dim, axis)) if key and dim in groups else members
-        return tuple(found)
-
-    def flat(letters: Axes) -> Axes:
-        return tuple(axis for letter in letters for axis in playing.get(letter, ()))
-
-    def tensor(t: Tensor) -> Tensor:
-        return Tensor(t.name, tuple(Dim(d.name, axes(d.name, d.axes)) for d in t.dims), flat(t.partial), flat(t.triple))
-
-    steps, alias = [], dict[str, str]()
-    for step in program.steps:
-        bound = _bind_step(step, tensor, flat, alias)
-        if bound is not None:
-            steps.append(bound)
-    output = tensor(program.output)
+    order = _Order(program, playing, key)
+    steps, alias = list[Step](), dict[str, str]()
+    for number, step in enumerate(program.steps):
+        steps += _bind_step(step, order, alias, program.steps[number + 1 :])
+    output = order.tensor(program.output)
     return replace(
         program,
         roles=(),
         steps=tuple(steps),
-        input=tensor(program.input),
+        input=order.tensor(program.input),
         output=replace(output, name=alias.get(output.name, output.name)),
         constraints=tuple(c for c in program.constraints if c not in alias),
     )
 
 
-def _bind_step(
-    step: Step, tensor: Callable[[Tensor], Tensor], flat: Callable[[Axes], Axes], alias: dict[str, str]
-) -> Step | None:
-    over = flat(step.axes)
-    inputs = tuple(tensor(t).renamed(alias.get(t.name, t.name)) for t in step.inputs)
-    if step.op in _VANISH and not over:
-        for source, target in zip(inputs, step.outputs, strict=True):
-            alias[target.name] = source.name
-            if source.name == target.name:
-                del alias[target.name]
-        return None
-    for target in step.outputs:
+class _Order:
+    """Replaces program axes by the mesh axes that play them, in an order that all tensors share."""
+
+    def __init__(self, program: Program, playing: Mapping[str, Axes], key: SortKey | None) -> None:
+        self.playing, self.key = playing, key
+        self.faces: dict[str, list[str]] = {}
+        for dim in (*program.input.dims, *program.output.dims):
+            for letter in dim.axes:
+                self.faces.setdefault(letter, []).append(dim.name)
+        tensors = [program.input, program.output, *(t for s in program.steps for t in (*s.inputs, *s.outputs))]
+        self.where: dict[tuple[str, str], set[int]] = {}
+        for number, t in enumerate(tensors):
+            for dim in t.dims:
+                for letter in dim.axes:
+                    self.where.setdefault((dim.name, letter), set()).add(number)
+
+    def flat(self, letters: Axes) -> Axes:
+        """The mesh axes that play these program axes."""
+        return tuple(axis for letter in letters for axis in self.playing.get(letter, ()))
+
+    def tensor(self, t: Tensor) -> Tensor:
+        """The tensor on mesh axes."""
+        dims = tuple(Dim(d.name, self.cut(d)) for d in t.dims)
+        return Tensor(t.name, dims, self.flat(t.partial), self.flat(t.triple))
+
+    def cut(self, dim: Dim) -> Axes:
+        """The mesh axes that cut a dim, major first."""
+        found: list[str] = []
+        for run in self.runs(dim):
+            found += self.sorted(self.face(dim, run[0]), self.flat(tuple(run)))
+        return tuple(found)
+
+    def sorted(self, face: str, axes: Axes) -> Axes:
+        """Mesh axes in the residual stream's order, where their program axis meets it in the dim `face`."""
+        key = self.key
+        return tuple(sorted(axes, key=lambda axis: key(face, axis))) if key and face else axes
+
+    def face(self, dim: Dim, letter: str) -> str:
+        """The dim of the input or output that gives a program axis its order in `dim`; empty where there is none."""
+        faces = self.faces.get(letter, [""])
+        return dim.name if dim.name in faces else faces[0]
+
+    def runs(self, dim: Dim) -> list[list[str]]:
+        """Neighbours that are never separated, in this dim and in the one of the input or output that they cut."""
+        runs: list[list[str]] = []
+        for letter in dim.axes:
+            if runs and letter in self.faces and self.signature(dim, runs[-1][-1]) == self.signature(dim, letter):
+                runs[-1].append(letter)
+            else:
+                runs.append([letter])
+        return runs
+
+    def signature(self, dim: Dim, letter: str) -> tuple[object, ...]:
+        """Neighbours with equal signatures are never separated."""
+        face = self.face(dim, letter)
+        return face, self.where.get((face, letter)), self.where[dim.name, letter]
+
+
+def _bind_step(step: Step, order: _Order, alias: dict[str, str], later: Sequence[Step]) -> list[Step]:
+    over = order.flat(step.axes)
+    inputs = tuple(order.tensor(t).renamed(alias.get(t.name, t.name)) for t in step.inputs)
+    outputs = tuple(order.tensor(t) for t in step.outputs)
+    for target in outputs:
         alias.pop(target.name, None)
-    outputs = tuple(tensor(t) for t in step.outputs)
-    if step.op in ("RingAttend",):
+    if step.op in _VANISH and not over:
+        rewritten = {t.name for s in later for t in s.outputs}
+        return [
+            r for a, b in zip(inputs, outputs, strict=True) for r in _vanish(step, a, b, alias, a.name in rewritten)
+        ]
+    if step.op == "RingAttend":
         over = inputs[1].axes("S")
     if step.op == "AllToAll":
         over = _moved(inputs[0], outputs[0])
-    return Step(step.op, over, inputs, outputs, step.options, step.line)
+    return [Step(step.op, over, inputs, outputs, step.options, step.line)]
+
+
+def _vanish(step: Step, source: Tensor, target: Tensor, alias: dict[str, str], rewritten: bool) -> list[Step]:
+    """A collective over nothing: its result is its operand, under that name unless a later step writes it anew."""
+    if source.name == target.name:
+        return []
+    if rewritten:
+        return [Step("Rename", (), (source,), (target,), (), step.line)]
+    alias[target.name] = source.name
+    return []
 
 
 def _moved(source: Tensor, target: Tensor) -> Axes:
     """The suffix that an AllToAll takes from one dim, in that dim's order."""
     lost = next(d for d in source.dims if len(target.axes(d.name)) < len(d.axes))
     return lost.axes[len(target.axes(lost.name)) :]
-
-
-def _inseparable(program: Program, dim: str) -> dict[str, frozenset[int]]:
-    """For each program axis, where it cuts `dim`: axes with the same answer are never separated."""
-    where: dict[str, set[int]] = {}
-    tensors = [program.input, program.output, *(t for s in program.steps for t in (*s.inputs, *s.outputs))]
-    for number, t in enumerate(tensors):
-        for letter in t.axes(dim):
-            where.setdefault(letter, set()).add(number)
-    return {letter: frozenset(numbers) for letter, numbers in where.items()}
-
-
-def _runs(letters: Axes, signature: Mapping[str, frozenset[int]]) -> list[list[str]]:
-    runs: list[list[str]] = []
-    for letter in letters:
-        if runs and signature.get(runs[-1][-1]) == signature.get(letter) and letter in signature:
-            runs[-1].append(letter)
-        else:
-            runs.append([letter])
-    return runs

@@ -13,7 +13,10 @@ from math import prod
 
 from strategies.notation import Axes, Dim, LayoutError, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
-from strategies.rules import Broken, WholeIfCut, well_formed
+from strategies.rules_common import Broken, WholeIfCut, well_formed
+
+OPTIONS = {"Attend": {"order": ("contiguous", "zigzag")}, "RingAttend": {"order": ("contiguous", "zigzag")}}
+_TOKENS = {"decode": ("B",), "prefill": ("B", "T")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,8 @@ class Requirements:
 
 
 def check(program: Program) -> Requirements:
-    """Check every step; raise `LayoutError` at the first that breaks a rule."""
+    """Check header and steps; raise `LayoutError` at the first that breaks a rule."""
+    _check_ends(program)
     known: dict[str, Tensor] = {program.input.name: program.input}
     whole: list[WholeIfCut] = []
     for step in program.steps:
@@ -33,14 +37,45 @@ def check(program: Program) -> Requirements:
             whole += _check_step(step, known, program)
         except Broken as broken:
             raise LayoutError(f"{program.source}, line {step.line}: {step.op}: {broken}") from None
-    _check_end(program, known)
+    _check_promises(program, known)
     return Requirements(_divides(program), tuple(dict.fromkeys(whole)))
+
+
+def _check_ends(program: Program) -> None:
+    """The header's input and output are complete tensors over the dims that the residual stream hands over."""
+    for side, tensor in (("input", program.input), ("output", program.output)):
+        try:
+            well_formed(tensor)
+            _known_axes(tensor, program)
+            may_be_partial = program.component == "glue" or (side == "output" and program.component != "unembed")
+            if tensor.triple or (tensor.partial and not may_be_partial):
+                raise Broken(f"requires a complete tensor, got {tensor}")
+            required = _end_dims(program, side)
+            if required and tensor.names != required:
+                raise Broken(f"requires dims [{', '.join(required)}], got {tensor}")
+        except Broken as broken:
+            where = f"{program.source}: program {program.name}, {side}"
+            raise LayoutError(f"{where}: {broken}") from None
+
+
+def _end_dims(program: Program, side: str) -> tuple[str, ...]:
+    tokens = _TOKENS[program.phase]
+    if program.component == "glue":
+        return ()
+    if program.component == "unembed":
+        return ("B", "D") if side == "input" else ("B",)
+    return tokens if (program.component, side) == ("embed", "input") else (*tokens, "D")
 
 
 def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Sequence[WholeIfCut]:
     primitive = PRIMITIVES.get(step.op)
     if primitive is None:
         raise Broken(f"no such primitive; known: {', '.join(PRIMITIVES)}")
+    _known_options(step)
+    for axis in step.axes:
+        _known_axis(axis, step.op, program)
+        if step.axes.count(axis) > 1:
+            raise Broken(f"runs over axis {axis} twice")
     for tensor in (*step.inputs, *step.outputs):
         well_formed(tensor)
         _known_axes(tensor, program)
@@ -51,14 +86,24 @@ def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Seque
     return needs
 
 
+def _known_options(step: Step) -> None:
+    known = OPTIONS.get(step.op, {})
+    for key, value in step.options:
+        if value not in known.get(key, ()):
+            expected = [f"{name}={choice}" for name, choices in known.items() for choice in choices] or ["none"]
+            raise Broken(f"has no option {key}={value}; expected {' or '.join(expected)}")
+
+
 def _known_axes(tensor: Tensor, program: Program) -> None:
-    if not program.roles:
-        return
-    letters = {role.axis for role in program.roles}
-    for dim in tensor.dims:
-        for axis in dim.axes:
-            if axis not in letters:
-                raise Broken(f"axis {axis} of {tensor} has no role; the header knows {', '.join(sorted(letters))}")
+    for axis in (*(axis for dim in tensor.dims for axis in dim.axes), *tensor.partial, *tensor.triple):
+        _known_axis(axis, str(tensor), program)
+
+
+def _known_axis(axis: str, owner: str, program: Program) -> None:
+    """A program with roles uses their axes only; one that is bound to a mesh has no roles."""
+    letters = sorted(role.axis for role in program.roles)
+    if letters and axis not in letters:
+        raise Broken(f"axis {axis} of {owner} has no role; the header knows {', '.join(letters)}")
 
 
 def _check_operand(tensor: Tensor, known: dict[str, Tensor], program: Program) -> None:
@@ -66,12 +111,14 @@ def _check_operand(tensor: Tensor, known: dict[str, Tensor], program: Program) -
     if tensor.name not in known:
         if tensor.name not in outside:
             raise Broken(f"{tensor.name} is used before it is written, and is no weight, cache or index of the header")
+        if tensor.partial or tensor.triple:
+            raise Broken(f"{tensor.name} comes from outside, so it is complete; got {tensor}")
         known[tensor.name] = tensor
     elif tensor.name not in program.index and not known[tensor.name].same_type(tensor):
-        raise Broken(f"{tensor.name} was written as {known[tensor.name]}, and is read as {tensor}")
+        raise Broken(f"{tensor.name} is {known[tensor.name]} in an earlier line; got {tensor}")
 
 
-def _check_end(program: Program, known: dict[str, Tensor]) -> None:
+def _check_promises(program: Program, known: dict[str, Tensor]) -> None:
     final = known.get(program.output.name)
     if final is None or not final.same_type(program.output):
         raise LayoutError(
@@ -93,17 +140,16 @@ def _divides(program: Program) -> tuple[tuple[str, Axes], ...]:
     return tuple(found)
 
 
-def check_sizes(
-    needs: Requirements, dims: Mapping[str, int], sizes: Mapping[str, int], where: str = "", lines: str = ""
-) -> None:
+def check_sizes(needs: Requirements, dims: Mapping[str, int], sizes: Mapping[str, int], where: str = "") -> None:
     """Hold the requirements against numbers; raise `LayoutError` naming dim, axes, sizes and what would work."""
     for need in needs.whole:
         cut, by = prod(sizes[a] for a in need.axes), prod(sizes[a] for a in need.by)
         if by > 1 and cut != dims[need.dim]:
+            moved = "".join(need.by)
             raise LayoutError(
-                f"{where}{need.other} may be cut (by {''.join(need.by)}, {by} ways) only where {need.dim} is cut fully: "
-                f"{Dim(need.dim, need.axes)} is cut {cut} ways, {need.dim} = {dims[need.dim]}; merge the heads first, "
-                f"then move {''.join(need.by)}"
+                f"{where}{need.other} may be cut (by {moved}, {by} ways) only where {need.dim} is cut fully: "
+                f"{Dim(need.dim, need.axes)} is cut {cut} ways, {need.dim} = {dims[need.dim]}; "
+                f"merge the heads first, then move {moved}"
             )
     for name, axes in needs.divides:
         cut = prod(sizes[a] for a in axes)

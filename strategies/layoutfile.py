@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,7 @@ _LISTS = ("weights", "cache", "index", "constraints", "pad", "requires")
 _HEADERS = ("phase", "component", "roles", "input", "output", "dims", *_LISTS)
 _ROLE = re.compile(r"([A-Za-z])=([A-Z]+\*?(?:\+[A-Z-]+)?|-\+[A-Z]+)")
 _DERIVED = re.compile(r"([A-Za-z]+)\s*=\s*([A-Za-z]+)/([A-Za-z]+)")
+PADDABLE = ("M", "F", "V", "S", "E")
 FEATURES = ("gated", "plain", "qk_norm", "qkv_bias", "o_bias", "bias")
 
 
@@ -32,7 +34,13 @@ def parse_layout(text: str, source: str = "<text>") -> tuple[Program, ...]:
             block.append((number, line))
     if not block:
         raise LayoutError(f"{source}: no program found; expected a line 'program NAME' and then its header and body")
-    return (*programs, _parse_program(block, source))
+    programs.append(_parse_program(block, source))
+    for i, program in enumerate(programs):
+        if any(
+            (p.name, p.phase, p.component) == (program.name, program.phase, program.component) for p in programs[:i]
+        ):
+            raise LayoutError(f"{source}: two programs {program.name} for {program.phase} {program.component}")
+    return tuple(programs)
 
 
 def _parse_program(block: list[tuple[int, str]], source: str) -> Program:
@@ -58,6 +66,9 @@ def _parse_header(block: list[tuple[int, str]], source: str) -> dict[str, tuple[
                 f"{source}, line {number}: '{line.strip()}' is no header line; expected one of {', '.join(_HEADERS)} "
                 "followed by ':', or 'body'"
             )
+        if key.strip() in header:
+            first = header[key.strip()][0]
+            raise LayoutError(f"{source}, line {number}: '{key.strip()}:' is given twice, first in line {first}")
         header[key.strip()] = (number, value.strip())
     return header
 
@@ -71,7 +82,7 @@ def _parse_body_line(number: int, line: str, source: str) -> Step:
         features.append(("when", match[1]))
         text = text[match.end() :]
     step = parse_step(text, number, where)
-    return Step(step.op, step.axes, step.inputs, step.outputs, (*step.options, *features), number)
+    return replace(step, options=(*step.options, *features))
 
 
 def _build(name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...], source: str, number: int) -> Program:
@@ -79,11 +90,14 @@ def _build(name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...
         if key not in header:
             raise LayoutError(f"{source}, line {number}: program {name} lacks the header line '{key}:'")
     lists = {key: tuple(header[key][1].split()) for key in _LISTS if key in header}
+    roles = _parse_roles(header, source)
+    _known(header, "pad", PADDABLE, "is no dim to pad", source)
+    _known(header, "requires", tuple(role.axis for role in roles), "is no axis of 'roles:'", source)
     return Program(
         name=name,
         phase=_one_of(header, "phase", PHASES, source),
         component=_one_of(header, "component", COMPONENTS, source),
-        roles=tuple(_parse_role(part, header["roles"][0], source) for part in header["roles"][1].split()),
+        roles=roles,
         steps=steps,
         input=_header_tensor(header, "input", source),
         output=_header_tensor(header, "output", source),
@@ -98,6 +112,29 @@ def _one_of(header: dict[str, tuple[int, str]], key: str, known: tuple[str, ...]
     if value not in known:
         raise LayoutError(f"{source}, line {number}: {key} '{value}' is not known; expected one of {', '.join(known)}")
     return value
+
+
+def _known(header: dict[str, tuple[int, str]], key: str, known: tuple[str, ...], complaint: str, source: str) -> None:
+    number, value = header.get(key, (0, ""))
+    for name in value.split():
+        if name not in known:
+            expected = ", ".join(known)
+            raise LayoutError(f"{source}, line {number}: {key}: '{name}' {complaint}; expected one of {expected}")
+
+
+def _parse_roles(header: dict[str, tuple[int, str]], source: str) -> tuple[Role, ...]:
+    number, value = header["roles"]
+    roles = tuple(_parse_role(part, number, source) for part in value.split())
+    if not roles:
+        raise LayoutError(f"{source}, line {number}: 'roles:' is empty; expected at least one, such as X=D")
+    for i, role in enumerate(roles):
+        for other in roles[:i]:
+            if role.axis == other.axis or role.name == other.name:
+                raise LayoutError(
+                    f"{source}, line {number}: roles {other.axis}={other.name} and {role.axis}={role.name} share "
+                    f"{'an axis' if role.axis == other.axis else 'a name'}; expected one axis per role"
+                )
+    return roles
 
 
 def _parse_role(text: str, number: int, source: str) -> Role:
@@ -133,19 +170,21 @@ def _parse_derived(header: dict[str, tuple[int, str]], source: str) -> tuple[tup
 def specialise(program: Program, features: frozenset[str]) -> Program:
     """The program without the lines whose `when` condition the model does not meet, and without the conditions."""
     steps = tuple(
-        Step(s.op, s.axes, s.inputs, s.outputs, tuple(o for o in s.options if o[0] != "when"), s.line)
+        replace(s, options=tuple(o for o in s.options if o[0] != "when"))
         for s in program.steps
-        if all(value in features for key, value in s.options if key == "when")
+        if features.issuperset(s.when)
     )
-    used = {t.name for s in steps for t in (*s.inputs, *s.outputs)}
-    return Program(
-        **{
-            **{name: getattr(program, name) for name in Program.__slots__},
-            "steps": steps,
-            "weights": tuple(w for w in program.weights if w in used),
-            "constraints": tuple(c for c in program.constraints if c in used),
-        }
+    unused = _names(program.steps) - _names(steps)
+    return replace(
+        program,
+        steps=steps,
+        weights=tuple(w for w in program.weights if w not in unused),
+        constraints=tuple(c for c in program.constraints if c not in unused),
     )
+
+
+def _names(steps: tuple[Step, ...]) -> set[str]:
+    return {t.name for s in steps for t in (*s.inputs, *s.outputs)}
 
 
 def read_layout(path: Path) -> tuple[Program, ...]:

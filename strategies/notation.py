@@ -1,7 +1,7 @@
 """The book's notation: tensors with sharded, named dims; steps; programs; and their parser.
 
 A *program axis* is one character. In a `.layout` file it is a role (what a mesh axis may do in this
-component); after `strategies.assignment.bind` it is the name of a mesh axis. `strategies/README.md`
+component); after `strategies.bind.bind` it is the name of a mesh axis. `strategies/README.md`
 has the grammar as EBNF.
 """
 
@@ -17,6 +17,7 @@ Axes = tuple[str, ...]
 _TENSOR = re.compile(r"\s*(?P<name>[A-Za-z][A-Za-z0-9]*)\s*\[(?P<dims>[^\]]*)\]\s*(?P<marks>(\{[^}]*\}\s*)*)")
 _DIM = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9]*)(_(?P<axes>[A-Za-z0-9]+))?")
 _MARK = re.compile(r"\{(?P<kind>[UA])_(?P<axes>[A-Za-z0-9]+)\}")
+_OPTION = re.compile(r"(?!when=)([a-z]+)=([a-z]+)")
 _CALL = re.compile(r"(?P<op>[A-Z][A-Za-z0-9]*)(_(?P<axes>[A-Za-z0-9]+))?\((?P<args>.*)\)")
 
 
@@ -84,8 +85,13 @@ class Step:
     line: int = 0
 
     def __str__(self) -> str:
-        left = ", ".join(map(str, self.outputs))
-        return f"{left} = {self.right}"
+        conditions = "".join(f"when {value}: " for value in self.when)
+        return f"{conditions}{', '.join(map(str, self.outputs))} = {self.right}"
+
+    @property
+    def when(self) -> tuple[str, ...]:
+        """The features that a model must have for this step to run; none once the program is specialised."""
+        return tuple(value for key, value in self.options if key == "when")
 
     @property
     def right(self) -> str:
@@ -93,7 +99,7 @@ class Step:
         if self.op == "Einsum":
             return " * ".join(map(str, self.inputs))
         suffix = f"_{''.join(self.axes)}" if self.axes else ""
-        options = "".join(f"; {key}={value}" for key, value in self.options)
+        options = "".join(f"; {key}={value}" for key, value in self.options if key != "when")
         return f"{self.op}{suffix}({', '.join(map(str, self.inputs))}{options})"
 
     def option(self, key: str) -> str | None:
@@ -168,10 +174,16 @@ def parse_tensor(text: str, where: str = "") -> Tensor:
     match = _TENSOR.fullmatch(text)
     if not match:
         raise LayoutError(f"{where}'{text.strip()}' is not a tensor; expected a form like Q[B_Z, N_Y, H] {{U_X}}")
-    dims = tuple(_parse_dim(part.strip(), text, where) for part in match["dims"].split(",") if part.strip())
+    parts = match["dims"].split(",") if match["dims"].strip() else []
+    dims = tuple(_parse_dim(part.strip(), text, where) for part in parts)
     marks = match["marks"].strip()
     if not re.fullmatch(rf"({_MARK.pattern}\s*)*".replace("?P<kind>", "").replace("?P<axes>", ""), marks):
         raise LayoutError(f"{where}'{marks}' is not a mark; expected {{U_X}} (partial sum) or {{A_X}} (softmax triple)")
+    kinds = [mark["kind"] for mark in _MARK.finditer(marks)]
+    if len(set(kinds)) < len(kinds):
+        raise LayoutError(
+            f"{where}'{marks}' has one kind of mark twice; expected its axes in one mark, such as {{U_XY}}"
+        )
     found = {mark["kind"]: tuple(mark["axes"]) for mark in _MARK.finditer(marks)}
     return Tensor(match["name"], dims, found.get("U", ()), found.get("A", ()))
 
@@ -194,17 +206,17 @@ def parse_step(text: str, line: int = 0, where: str = "") -> Step:
         args, *options = call["args"].split(";")
         pairs = tuple(_parse_option(option, where) for option in options)
         return Step(call["op"], tuple(call["axes"] or ""), _parse_tensors(args, where), outputs, pairs, line)
-    operands = tuple(parse_tensor(part, where) for part in right.split(" * "))
+    operands = right.split(" * ")
     if len(operands) != 2:
         raise LayoutError(f"{where}'{right.strip()}' is no operation; expected A * B or OP_axes(A, ...)")
-    return Step("Einsum", (), operands, outputs, (), line)
+    return Step("Einsum", (), tuple(parse_tensor(part, where) for part in operands), outputs, (), line)
 
 
 def _parse_option(text: str, where: str) -> tuple[str, str]:
-    key, equals, value = text.strip().partition("=")
-    if not equals or not key or not value:
-        raise LayoutError(f"{where}'{text.strip()}' is not an option; expected KEY=VALUE")
-    return key, value
+    match = _OPTION.fullmatch(text.strip())
+    if not match:
+        raise LayoutError(f"{where}'{text.strip()}' is not an option; expected a form like order=zigzag")
+    return match[1], match[2]
 
 
 def _parse_tensors(text: str, where: str) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from strategies import prices, rules, rules_attention
 from strategies.prices import Price
-from strategies.rules import Rule
+from strategies.rules_common import Rule
 
 
 @dataclass(frozen=True, slots=True)

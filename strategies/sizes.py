@@ -18,7 +18,6 @@ from strategies.prices import Number
 from strategies.rates import Ints
 
 LARGEST_PADDING = 1.25
-UNSIZED = ("C", "k", "H", "n")
 
 
 @dataclass
@@ -50,7 +49,7 @@ def fit(
     found = Fit(dict(dims), np.ones((rows, batches.shape[1]), dtype=bool))
     _fit_heads(found, needs, dims, pad, parts, ways)
     for name, cut in sorted(parts.items()):
-        if name in ("N", "M", "K", "B") or name in UNSIZED or name not in dims:
+        if name in ("N", "M", "K", "B") or name not in dims:
             continue
         _fit_dim(found, name, np.int64(dims[name]), cut, name in pad)
     cut = parts.get("B", np.ones((rows, 1), dtype=np.int64))
@@ -86,19 +85,21 @@ def _fit_heads(
     parts: Mapping[str, Ints],
     ways: Callable[[Axes], Ints],
 ) -> None:
-    if "K" not in parts or "K" not in dims:
+    if "K" not in dims or not {"N", "K", "M"} & set(parts):
         return
     K, M = int(dims["K"]), int(dims["M"])
-    found.need("K", "KV heads do not divide", K % parts["K"] == 0, parts["K"])
+    whole = np.ones((1, 1), dtype=np.int64)
+    heads = parts.get("N", whole)
+    cut = parts.get("K", whole)
+    found.need("K", "KV heads do not divide", K % cut == 0, cut)
     for need in needs.whole:
         reason = "query heads of a group may be cut only where the KV heads are cut fully"
         found.need("M", reason, (ways(need.by) == 1) | (ways(need.axes) == K), ways(need.by))
-    step = parts["N"] // np.gcd(K, parts["N"])
-    if "M" in parts:
-        step = np.lcm(step, parts["M"])
+    step = np.lcm(heads // np.gcd(K, heads), parts.get("M", whole))
     padded = -(-M // step) * step
-    may = LARGEST_PADDING if "M" in pad else 1.0
-    found.need(
-        "N", "query heads do not divide, and padding them would add more than 25%", padded <= may * M, parts["N"]
-    )
+    if "M" in pad:
+        reason = "query heads do not divide, and padding them would add more than 25%"
+        found.need("N", reason, padded <= LARGEST_PADDING * M, heads)
+    else:
+        found.need("N", "query heads do not divide", padded == M, heads)
     found.sizes["M"], found.sizes["N"] = padded, padded * K

@@ -1,0 +1,155 @@
+"""Meshwright's front door: the public Python API and the `meshwright` command.
+
+Everything loads on first use, and only from the packages beside this file: `import meshwright` loads none of
+numpy, networkx, ortools and jax.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh.chips import Chip as Chip
+    from mesh.chips import load_chip as load_chip
+    from mesh.errors import InputError as InputError
+    from mesh.slices import Slice as Slice
+    from mesh.slices import parse_slice as parse_slice
+    from planner.api import plan as plan
+    from planner.api import price as price
+    from planner.api import roofline as roofline
+    from planner.plan import Plan as Plan
+    from planner.plan import PlanFile as PlanFile
+    from planner.plan import read_plan as read_plan
+    from planner.solve import NothingFits as NothingFits
+    from strategies.configs import load_model as load_model
+    from strategies.models import Model as Model
+    from strategies.rooftable import RooflineTable as RooflineTable
+
+_HOMES = {
+    "Chip": "mesh.chips",
+    "InputError": "mesh.errors",
+    "Model": "strategies.models",
+    "NothingFits": "planner.solve",
+    "Plan": "planner.plan",
+    "PlanFile": "planner.plan",
+    "RooflineTable": "strategies.rooftable",
+    "Slice": "mesh.slices",
+    "load_chip": "mesh.chips",
+    "load_model": "strategies.configs",
+    "parse_slice": "mesh.slices",
+    "plan": "planner.api",
+    "price": "planner.api",
+    "read_plan": "planner.plan",
+    "roofline": "planner.api",
+}
+_PACKAGES = ("mesh", "strategies", "planner", "executor")
+BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+"""Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _load("planner.version").VERSION
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    return getattr(_load(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "__version__"})
+
+
+def _load(module: str) -> Any:
+    if shadow := _shadow():
+        raise ImportError(shadow)
+    return importlib.import_module(module)
+
+
+def _shadow() -> str | None:
+    """One line if `import` finds something else under the name of one of our packages."""
+    folder = Path(__file__).parent
+    for name in _PACKAGES:
+        found = _found(name)
+        if os.path.realpath(found) != os.path.realpath(folder / name / "__init__.py"):
+            return (
+                f"'{found}' shadows meshwright's own package '{name}' in '{folder}'; rename it, take it off "
+                "PYTHONPATH, or run from another folder"
+            )
+    return None
+
+
+def _found(name: str) -> str:
+    """What `import name` finds: a file, or the folder where that has no `__init__.py`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec was loaded under this name
+        return getattr(sys.modules[name], "__file__", None) or f"a module '{name}' without a file"
+    if spec is None:
+        return "nothing"
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "nothing")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The `meshwright` command: runs it and returns its exit code; an error is one line on stderr."""
+    if shadow := _shadow():
+        return _complain(shadow, BAD_INPUT)
+    try:
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except (BrokenPipeError, SystemExit):  # typer exits, with 1, where the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit complains
+        return BROKEN_PIPE
+    except Exception as error:
+        return _bug(error)
+
+
+def _run(arguments: list[str]) -> int:
+    from typer.main import get_command
+
+    from mesh.errors import InputError
+    from planner.commands import app
+
+    try:
+        code = get_command(app).main(arguments, prog_name="meshwright", standalone_mode=False) or 0
+    except InputError as error:
+        return _complain(str(error), BAD_INPUT)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        return _complain(_usage(error), BAD_INPUT)
+    if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+        raise KeyboardInterrupt
+    return int(code)
+
+
+def _usage(error: Any) -> str:
+    """What typer says about wrong usage, and where to look."""
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "meshwright"
+    return f"{error.format_message().rstrip('.')}; see '{command} --help'"
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("MESHWRIGHT_DEBUG"):
+        traceback.print_exception(error)
+    hint = "this is a bug in meshwright: please report it; MESHWRIGHT_DEBUG=1 shows where it happened"
+    return _complain(f"{type(error).__name__}: {error}; {hint}", BUG)
+
+
+def _complain(message: str, code: int) -> int:
+    """Print one line, whatever the message has in it."""
+    line = re.sub(r"\s+", " ", message)
+    sys.stderr.write("meshwright: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

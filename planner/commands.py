@@ -1,0 +1,240 @@
+"""The `meshwright` command: what each subcommand takes and prints. Heavy modules load inside the functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.options import (
+    FORMATS,
+    PROGRESS,
+    Activations,
+    Batches,
+    Cache,
+    Compute,
+    Context,
+    Format,
+    ModelName,
+    Output,
+    Phase,
+    Pick,
+    Programs,
+    Slices,
+    Weights,
+    fixed_roles,
+    one_of,
+    one_slice,
+    whole,
+    wholes,
+    words,
+)
+from planner.output import progress_line, show, show_nothing, show_plans, write
+
+app = typer.Typer(
+    help="Choose how a Transformer is sharded for inference on a TPU mesh, and say why.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from planner.version import VERSION
+
+        write(f"meshwright {VERSION}\n".encode())
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def options(version: Version = False) -> None:
+    """Choose how a Transformer is sharded for inference on a TPU mesh, and say why."""
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE|FOLDER]", help="Show this one in full.")] = None,
+    style: Format = "table",
+) -> None:
+    """List the built-in models, or show one in full."""
+    from planner import report_models
+    from strategies.configs import builtin_names, load_model
+
+    if name is None:
+        every = [load_model(builtin) for builtin in builtin_names()]
+        show(every, lambda: report_models.models(every), style)
+    else:
+        model = load_model(name)
+        show(model, lambda: report_models.model(model), style)
+
+
+@app.command()
+def chips(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")] = None,
+    style: Format = "table",
+) -> None:
+    """List the chips, or show one in full with its sources and its slices."""
+    from mesh.chips import chip_names, load_chip
+    from planner import report_chips
+
+    if name is None:
+        every = [load_chip(builtin) for builtin in chip_names()]
+        show(every, lambda: report_chips.chips(every), style)
+    else:
+        chip = load_chip(name)
+        show(chip, lambda: report_chips.chip(chip), style)
+
+
+@app.command()
+def schema(
+    name: Annotated[str, typer.Argument(metavar="[plan|report]", help="Of which file.")] = "plan",
+    style: Format = "json",
+) -> None:
+    """Print the JSON Schema of a plan file."""
+    from planner import report_schema
+
+    found = report_schema.schema_of(name)
+    show(found, lambda: report_schema.fields(found), style)
+
+
+@app.command()
+def roofline(
+    model: ModelName,
+    slices: Slices,
+    batches: Batches = None,
+    context: Context = "8192",
+    weights: Weights = "bf16",
+    kv: Cache = "bf16",
+    compute: Annotated[str, typer.Option(metavar="DTYPE", help="Dtype of the matmuls.")] = "bf16",
+    kv_heads: Annotated[str | None, typer.Option(metavar="K", help="KV heads in the cache; the weights stay.")] = None,
+    style: Format = "table",
+) -> None:
+    """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
+    from planner import api, report_roofline
+
+    table = api.roofline(
+        model,
+        one_slice(slices),
+        batches=wholes("--batch", batches) if batches else api.BATCHES["decode"],
+        context=whole("--context", context),
+        weights=weights,
+        kv=kv,
+        compute=compute,
+        kv_heads=None if kv_heads is None else whole("--kv-heads", kv_heads),
+    )
+    show(table, lambda: report_roofline.report(table), style)
+
+
+@app.command()
+def plan(
+    model: ModelName,
+    slices: Slices,
+    phase: Phase = "decode",
+    batches: Batches = None,
+    context: Context = "8192",
+    weights: Weights = "bf16",
+    kv: Cache = "bf16",
+    activations: Activations = "bf16",
+    compute: Compute = None,
+    objective: Annotated[
+        str, typer.Option(metavar="latency|throughput", help="Throughput is per chip.")
+    ] = "throughput",
+    fix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COMPONENT=AXIS:ROLE,...", help="Roles that torus axes must have: attention=Z:B,Y:K."),
+    ] = None,
+    program: Programs = None,
+    top: Annotated[
+        str, typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included.")
+    ] = "5",
+    progress: Annotated[
+        str, typer.Option(metavar="auto|never", help="Progress on stderr, if that is a terminal.")
+    ] = "auto",
+    output: Output = None,
+    style: Format = "table",
+) -> int:
+    """Find the best layouts of a model on one or several slices, and say why they are."""
+    from planner import api
+    from planner.solve import NothingFits
+
+    one_of("--format", style, FORMATS)
+    one_of("--progress", progress, PROGRESS)
+    try:
+        with progress_line(progress) as say:
+            found = api.plan(
+                model,
+                words("--slice", slices),
+                phase=phase,
+                batches=wholes("--batch", batches) if batches else None,
+                context=whole("--context", context),
+                weights=weights,
+                kv=kv,
+                activations=activations,
+                compute=compute,
+                objective=objective,
+                fix=fixed_roles(fix or ()),
+                programs=program or (),
+                top=whole("--top", top),
+                progress=say,
+            )
+    except NothingFits as nothing:
+        return show_nothing(nothing, style)
+    return show_plans(found, style, output)
+
+
+@app.command()
+def price(
+    model: ModelName,
+    slices: Slices,
+    layout: Annotated[str, typer.Option(metavar="FILE", help="A layout file, or a plan file (see --pick).")],
+    pick: Pick = "1",
+    phase: Phase = "decode",
+    batches: Batches = None,
+    context: Context = "8192",
+    weights: Weights = "bf16",
+    kv: Cache = "bf16",
+    activations: Activations = "bf16",
+    compute: Compute = None,
+    program: Programs = None,
+    output: Output = None,
+    style: Format = "table",
+) -> int:
+    """Price one given layout, without a search."""
+    from planner import api
+
+    found = api.price(
+        model,
+        one_slice(slices),
+        layout,
+        pick=whole("--pick", pick),
+        phase=phase,
+        batches=wholes("--batch", batches) if batches else None,
+        context=whole("--context", context),
+        weights=weights,
+        kv=kv,
+        activations=activations,
+        compute=compute,
+        programs=program or (),
+    )
+    return show_plans(found, style, output)
+
+
+@app.command()
+def explain(
+    file: Annotated[str, typer.Argument(metavar="PLAN.JSON", help="A file that `meshwright plan -o` wrote.")],
+    pick: Pick = "1",
+    style: Format = "table",
+) -> None:
+    """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory."""
+    from planner.explain import explanation
+    from planner.plan import pick_plan, read_plan
+
+    path = Path(file)
+    chosen = pick_plan(read_plan(path), path, whole("--pick", pick))
+    show(chosen, lambda: explanation(chosen), style)
