@@ -1,0 +1,53 @@
+"""The README's examples: every command in a console block prints what the README shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+SECONDS = re.compile(r"in \d+\.\d+ s;")
+
+
+def examples(block: str) -> list[tuple[str, str]]:
+    """(command, output) pairs of a block."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def clean(text: str) -> str:
+    """Without trailing spaces and the seconds that a search took."""
+    return "\n".join(line.rstrip() for line in SECONDS.sub("in - s;", text).rstrip().splitlines())
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=[b.splitlines()[0][2:50] for b in BLOCKS])
+def test_readme_example_prints_what_the_readme_shows(block: str, tmp_path: Path) -> None:
+    """Running a block's commands in order gives the block's text, but for the seconds of a search."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    pairs = examples(block)
+    assert pairs
+    for command, shown in pairs:
+        run = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+        )
+        assert clean(run.stdout + run.stderr) == clean(shown), command
+
+
+def test_readme_has_its_two_commands() -> None:
+    """The README's first two commands set up everything: one plans Llama-3.1-70B, one runs the tests."""
+    commands = re.findall(r"^    (python3 -m venv .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) == 2
+    assert "meshwright plan llama-3.1-70b" in commands[0]
+    assert commands[1].endswith("-m pytest")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    """.ci/run holds the README's test command to the letter."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.findall(r"^    (python3 -m venv .* -m pytest)$", readme, re.MULTILINE)[0]
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
