@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from mesh.slices import Slice
-from planner.layout import Bound, Layout, programs
+from planner.layout import Layout, programs
 from planner.plan import (
     CommPlan,
     Constant,
@@ -20,13 +19,12 @@ from planner.plan import (
     MeshPiece,
     Plan,
     StepPlan,
-    TensorSpec,
     Throughput,
 )
-from strategies.checker import check_sizes
+from planner.priced import Priced, ready
+from planner.tensors import activation_specs, cache_types, padded_dims, specs
 from strategies.components import Component
 from strategies.cost import (
-    ArrayScope,
     CommCost,
     Speeds,
     StepCost,
@@ -36,23 +34,11 @@ from strategies.cost import (
     weight_bytes,
 )
 from strategies.models import Model
-from strategies.notation import LayoutError, Tensor
 from strategies.prices import Number
 from strategies.rates import Rates, tabulate_rates
-from strategies.sizes import Fit
-from strategies.tables import fit_part, scope_of
 from strategies.workload import Workload
 
 BOUNDS = ("flops", "hbm", "ici", "latency")
-
-
-@dataclass(frozen=True)
-class Priced:
-    """A bound program with its scope: sizes after padding and the mesh's rates."""
-
-    bound: Bound
-    scope: ArrayScope
-    sizes: dict[str, Number]
 
 
 def price_layout(
@@ -67,7 +53,7 @@ def price_layout(
 ) -> Plan:
     """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
     rates = rates or tabulate_rates(slice_, layout.pieces)
-    priced = [_price(layout, bound, rates, fast, padded) for bound in programs(layout)]
+    priced = [ready(layout, bound, rates, fast, padded) for bound in programs(layout)]
     steps = tuple(step for p in priced for step in _steps(p, fast))
     cost = total_cost(steps)
     tokens = batch * (work.context if work.phase == "prefill" else 1)
@@ -85,9 +71,9 @@ def price_layout(
         mesh=mesh_axes(layout, slice_),
         residual=_residual(layout, work.phase),
         layouts=tuple(_layout_of(a.component, layout, i) for i, a in enumerate(layout.assigned)),
-        specs=_specs(priced, work),
-        activation_specs=_activation_specs(priced, work),
-        padded=_padded(priced),
+        specs=specs(priced, work),
+        activation_specs=activation_specs(priced, work),
+        padded=padded_dims(priced),
         cost=cost,
         memory=_memory(priced, layout, slice_, work, padded, fast),
         throughput=Throughput(
@@ -95,29 +81,6 @@ def price_layout(
         ),
         constants=_constants(slice_, work),
     )
-
-
-def _price(layout: Layout, bound: Bound, rates: Rates, fast: Speeds, padded: int) -> Priced:
-    found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
-    _must_fit(found, bound, padded)
-    sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
-    masks = {name: np.array([[1 << i]]) for i, name in enumerate(layout.names)}
-    ways = {name: int(rates.n[1 << i]) for i, name in enumerate(layout.names)}
-    whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
-    check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
-    assert prod(ways.values()) == int(rates.n[-1])
-    return Priced(bound, ArrayScope(bound.program, masks, sizes, rates, fast.widths), dict(sizes))
-
-
-def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
-    return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
-
-
-def _must_fit(found: Fit, bound: Bound, padded: int) -> None:
-    if not found.ok.all():
-        dim, reason, _, ways = found.failures[0]
-        size = padded if dim == "B" else int(bound.component.dims[dim])
-        raise LayoutError(f"{bound.component.name}: {reason}: {dim} = {size}, cut {int(ways.flat[0])} ways")
 
 
 def _steps(p: Priced, fast: Speeds) -> Iterator[StepPlan]:
@@ -240,7 +203,7 @@ def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
 
 def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
     a = layout.assigned[i]
-    caches = [t for part in a.body.parts for t in _cache_types(part.program.cache, part.program)]
+    caches = [t for part in a.body.parts for t in cache_types(part.program)]
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
     cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
@@ -253,63 +216,6 @@ def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
         cache_order="".join(caches[0].names) if caches else None,
         sequence_order=order if cut else None,
     )
-
-
-def _cache_types(names: Sequence[str], program: object) -> list[Tensor]:
-    steps = program.steps  # type: ignore[attr-defined]
-    return [next(t for s in steps for t in (*s.inputs, *s.outputs) if t.name == name) for name in names]
-
-
-def _specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
-    found: dict[str, TensorSpec] = {}
-    for p in priced:
-        program = p.bound.program
-        for t in program.arguments:
-            if t.name in program.weights or t.name in program.cache:
-                dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
-                found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
-        for name in program.cache:
-            written = next(t for s in program.steps for t in (*s.inputs, *s.outputs) if t.name == name)
-            found.setdefault(_tensor_name(p, name), _spec(written, p.sizes, work.dtypes.kv))
-    return found
-
-
-def _tensor_name(p: Priced, name: str) -> str:
-    owner = p.bound.component.name
-    if name == "g" and p.bound.part != "body":
-        return f"{owner}/norm"
-    return f"{owner}/{name}"
-
-
-def _spec(t: Tensor, sizes: dict[str, Number], dtype: str) -> TensorSpec:
-    shape = tuple(int(np.max(sizes[d.name])) for d in t.dims)
-    return TensorSpec(dims=t.names, shape=shape, axes=tuple(d.axes for d in t.dims), dtype=dtype)
-
-
-def _activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
-    """For every constraint its last type that is no partial sum: what an exported plan asks of the compiler."""
-    found: dict[str, TensorSpec] = {}
-    for p in priced:
-        wanted = p.bound.program.constraints if p.bound.part == "body" else (p.bound.program.output.name,)
-        group = ",".join(map(str, p.bound.component.groups)) or "model"
-        for s in p.bound.program.steps:
-            for t in s.outputs:
-                if t.name in wanted and not t.partial and not t.triple and t.dims:
-                    name = "residual" if t.name == "R" else t.name
-                    found[f"{group}/{p.bound.component.name}/{name}"] = _spec(t, p.sizes, work.dtypes.activations)
-    return found
-
-
-def _padded(priced: Sequence[Priced]) -> dict[str, tuple[int, int]]:
-    """Dims that were padded: (before, after)."""
-    found: dict[str, tuple[int, int]] = {}
-    for p in priced:
-        for dim in p.bound.source.program.pad if p.bound.part == "body" else ():
-            for name in ("N", "M") if dim == "M" else (dim,):
-                before, after = p.bound.component.dims.get(name), p.sizes.get(name)
-                if before is not None and after is not None and int(np.max(after)) != int(before):
-                    found[f"{p.bound.component.name}/{name}"] = (int(before), int(np.max(after)))
-    return found
 
 
 def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from mesh.errors import InputError
 from mesh.slices import Slice, slices_of
+from planner.choices import OVER_MEMORY, Choice, Found, Problem
 from planner.layout import Layout, from_choice
 from planner.notes import cache_note
 from planner.plan import SCHEMA, Example, Plan, PlanFile, Rejected, Search
 from planner.pricing import price_layout
-from planner.search import OVER_MEMORY, Choice, Found, Problem, search
+from planner.search import search
 from strategies.components import IDLE, Component, components
 from strategies.cost import Speeds, check_compute, speeds
 from strategies.models import Model

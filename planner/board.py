@@ -1,0 +1,167 @@
+"""The board: all components of one mesh side by side, joined under each state of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from planner.choices import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
+from planner.fronts import Options, join_all
+from planner.joined import Joined, prefix_masks, price_glue
+from planner.meshes import Mesh, symmetries
+from planner.residuals import CODES, States
+from strategies.rates import Floats, Ints, Rates
+
+
+class Board:
+    """All components of one mesh side by side."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh,
+        joined: Sequence[Joined],
+        state: States,
+        rates: Rates,
+        batches: Ints,
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        phase = problem.work.phase
+        self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
+        self.masks = [prefix_masks(j, state.cuts) for j in joined]
+        self.residual_bytes = _residual_bytes(problem, state, rates, batches)
+        parts = [self._component_best(i) * j.component.times for i, j in enumerate(joined)]
+        self.total: Floats = np.sum(parts, axis=0)
+
+    def candidates(self) -> int:
+        """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
+        per_column = [
+            prod(int((np.isfinite(j.time_s[:, c])).sum()) for j in self.joined) for c in range(len(self.pairs))
+        ]
+        return sum(per_column) * len(self.state.cuts)
+
+    def _component_best(self, i: int) -> Floats:
+        """[states, columns]: the least seconds of one layer of component i in each state."""
+        joined, parts = self.joined[i], []
+        for residual in range(len(self.state.cuts)):
+            seconds = joined.best + self.glue[i][:, residual]
+            prefixes = self.state.prefixes[self.state.residual == residual]
+            allowed = self._allowed(i, residual, prefixes)
+            parts.append(_masked_min(seconds, allowed))
+        return np.concatenate(parts)
+
+    def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
+        """[states of the residual, faces]: whether a face's kept axes are prefixes."""
+        return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, residual]] for mask in self.masks[i]]))
+
+    def least_bytes(self, column: int) -> float:
+        """The least memory of any layout of this batch."""
+        least = [np.where(np.isfinite(j.time_s[:, column]), j.stored_bytes[:, column], np.inf) for j in self.joined]
+        peaks = [np.where(np.isfinite(j.time_s[:, column]), j.peak_bytes[:, column], np.inf).min() for j in self.joined]
+        return float(sum(part.min() for part in least) + max(peaks) + self.residual_bytes[:, column].min())
+
+    def over_memory(self, column: int, found: Found) -> None:
+        """Count assignments that need more than the usable HBM even with the least of everything else."""
+        usable = self.problem.usable_bytes
+        possible = [np.isfinite(j.time_s[:, column]) for j in self.joined]
+        least = [
+            float(np.where(p, j.stored_bytes[:, column], np.inf).min())
+            for j, p in zip(self.joined, possible, strict=True)
+        ]
+        for joined, ok, own in zip(self.joined, possible, least, strict=True):
+            needs = sum(least) - own + joined.stored_bytes[:, column]
+            over = ok & (needs > usable)
+            if over.any():
+                example = {"bytes": float(needs[over].min()), "usable": usable, "batch": float(self.pairs[column][0])}
+                found.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
+
+    def best(self, column: int, top: int, into: list[Choice]) -> None:
+        """Add the best `top` distinct choices of a column to `into`."""
+        if self.least_bytes(column) > self.problem.usable_bytes:
+            return
+        keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
+        totals = self.total[:, column]
+        for state in np.argsort(totals, kind="stable"):
+            worst = _worst(keep, top)
+            if not np.isfinite(totals[state]) or totals[state] > worst:
+                break
+            for choice in self._state(int(state), column, top, worst):
+                key = layout_key(choice, self.problem)
+                if key not in keep or order_key(choice) < order_key(keep[key]):
+                    keep[key] = choice
+        into[:] = sorted(keep.values(), key=order_key)[:top]
+
+    def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
+        """The best layouts of a state that take no longer than `worst` and fit."""
+        residual = int(self.state.residual[state])
+        usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
+        options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
+        if any(not len(o.row) for o in options):
+            return []
+        joint = join_all(options, worst, usable, top * self._room())
+        fits = np.flatnonzero(joint.stored + joint.peak <= usable)
+        chosen = fits[np.argsort(joint.seconds[fits], kind="stable")][: top * self._room()]
+        total = joint.stored + joint.peak + self.residual_bytes[residual, column]
+        return [
+            self._choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
+        ]
+
+    def _room(self) -> int:
+        return 2 * symmetries(self.problem.slice_)
+
+    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> Options:
+        """Rows of component i worth joining in a state."""
+        joined = self.joined[i]
+        rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
+        face = joined.face[rows]
+        allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
+        glue = self.glue[i][face, residual, column]
+        rows, glue = rows[allowed[face] & np.isfinite(glue)], glue[allowed[face] & np.isfinite(glue)]
+        seconds = joined.component.times * (joined.time_s[rows, column] + glue)
+        return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+
+    def _front_rows(self, i: int, column: int, top: int) -> Ints:
+        """Of every face, the rows that fewer than `top` others of the face beat."""
+        joined = self.joined[i]
+        if (column, top) not in joined.fronts:
+            rows = np.flatnonzero(
+                np.isfinite(joined.time_s[:, column]) & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
+            )
+            options = Options(
+                rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column]
+            )
+            joined.fronts[column, top] = options.front(top, joined.face[rows]).row
+        return joined.fronts[column, top]
+
+    def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
+        picks = []
+        for joined, row in zip(self.joined, rows, strict=True):
+            table = joined.tables[joined.table_of[row]]
+            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
+            picks.append(Pick(joined.component.name, table.body.name, axes))
+        residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
+        batch, padded = self.pairs[column]
+        return Choice(self.mesh, residual, tuple(picks), batch, padded, step_s, total_bytes)
+
+
+def _masked_min(seconds: Floats, allowed: np.ndarray) -> Floats:
+    """[states, columns]: the least of the allowed faces' seconds."""
+    return np.asarray(np.where(allowed[:, :, None], seconds[None], np.inf).min(axis=1))
+
+
+def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
+    """[residuals, columns]: the residual stream and the update that is added to it."""
+    bits = 1 << np.arange(state.cuts.shape[1])
+    ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
+    tokens = batches * (problem.work.context if problem.work.phase == "prefill" else 1)
+    D = problem.components[0].dims["D"]
+    return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
+
+
+def _worst(keep: Mapping[object, Choice], top: int) -> float:
+    """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
+    seconds = sorted(c.step_s for c in keep.values())
+    return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf

@@ -1,0 +1,86 @@
+"""Options of a component, and joins of them: what may still be among the best once memory is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.rates import Floats, Ints
+
+_FEW = 50  # up to so many options are joined without being pruned
+
+
+@dataclass(frozen=True)
+class Options:
+    """Rows of one component in one state: seconds of all its layers, stored and peak bytes."""
+
+    row: Ints
+    seconds: Floats
+    stored: Floats
+    peak: Floats
+
+    def take(self, which: Ints) -> Options:
+        """The options at these places."""
+        return Options(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
+
+    def within(self, limit_s: float) -> Options:
+        """Those that take no longer than the limit."""
+        return self.take(np.flatnonzero(self.seconds <= limit_s))
+
+    def front(self, top: int, face: Ints | None = None, safe: float = -np.inf) -> Options:
+        """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike.
+
+        Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
+        """
+        face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
+        stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
+        ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
+        order = np.lexsort((ties, self.peak, self.stored, self.seconds, face))
+        kept: list[int] = []
+        last, near = -1, list[tuple[float, float]]()
+        for n, f, s, p in zip(
+            order.tolist(), face[order].tolist(), stored[order].tolist(), peak[order].tolist(), strict=True
+        ):
+            if f != last:
+                last, near = f, []
+            if _fewer_beat(near, s, p, top):
+                near.append((s, p))
+                kept.append(n)
+        return self.take(np.array(kept, dtype=np.int64))
+
+
+def _fewer_beat(kept: list[tuple[float, float]], stored: float, peak: float, top: int) -> bool:
+    beaten = 0
+    for s, p in kept:
+        if s <= stored and p <= peak:
+            beaten += 1
+            if beaten == top:
+                return False
+    return True
+
+
+def join_all(options: Sequence[Options], worst: float, usable: float, top: int) -> Options:
+    """Combinations of one row per component (`row` [combinations, components]) that may be among the best `top`.
+
+    One component joins at a time; what cannot end within `worst`, or is beaten in everything by `top` others, goes.
+    """
+    joint = Options(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
+    slack = worst - sum(float(o.seconds.min()) for o in options)
+    options = [o.within(float(o.seconds.min()) + slack) for o in options]
+    most = [float(o.stored.max()) for o in options]
+    peak = max(float(o.peak.max()) for o in options)
+    for number, o in enumerate(options):
+        spare = usable - peak - sum(most)
+        o = o.front(top, safe=spare + most[number]) if len(o.row) > _FEW else o
+        seconds = joint.seconds[:, None] + o.seconds[None]
+        first, second = np.nonzero(seconds <= seconds.min() + slack)
+        joint = Options(
+            np.column_stack([joint.row[first], o.row[second]]),
+            seconds[first, second],
+            joint.stored[first] + o.stored[second],
+            np.maximum(joint.peak[first], o.peak[second]),
+        )
+        joint = joint.front(top, safe=spare + sum(most[: number + 1])) if len(joint.row) > _FEW else joint
+    return joint
