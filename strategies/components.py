@@ -111,6 +111,7 @@ def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> t
 
     Raises `LayoutError` where an extra program breaks a rule.
     """
+    _check_names(extra)
     programs = (*builtin_programs(), *extra)
     found: dict[tuple[str, object], list[int]] = {}
     for index, group in enumerate(model.groups):
@@ -122,6 +123,19 @@ def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> t
         _component(kind, tuple(groups), many[kind] > 1, model, work, programs) for (kind, _), groups in found.items()
     ]
     return (*result, _vocabulary(model, work, programs))
+
+
+def _check_names(extra: Sequence[Program]) -> None:
+    """A user's program may not take the name of another of its phase and component: `--layout` could not tell."""
+    taken = {(p.phase, p.component, p.name) for p in builtin_programs()}
+    for program in extra:
+        key = (program.phase, program.component, program.name)
+        if key in taken:
+            raise LayoutError(
+                f"{program.source}: there is a {program.phase} program '{program.name}' for {program.component} "
+                "already; expected another name"
+            )
+        taken.add(key)
 
 
 def _kinds(group: LayerGroup) -> tuple[str, ...]:

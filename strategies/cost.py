@@ -105,8 +105,8 @@ class ArrayScope:
 
         Tokens choose k of E experts evenly: 1 - (1 - k/E)^tokens.
         """
-        E, k = self.sizes["E"], self.sizes["k"]
-        return 1.0 - (1.0 - k / E) ** (self.sizes["tokens"] / self.ways(slots))
+        experts, k = self.sizes["experts"], self.sizes["k"]
+        return 1.0 - (1.0 - k / experts) ** (self.sizes["tokens"] / self.ways(slots))
 
     def elements(self, tensor: Tensor) -> Number:
         """Elements of the tensor on one device."""
@@ -216,12 +216,12 @@ def weight_bytes(scope: ArrayScope) -> Number:
 
 
 def cache_bytes(scope: ArrayScope) -> Number:
-    """Bytes of the program's KV caches on one device: `held` of the `S` entries are kept after the step."""
+    """Bytes of the program's KV caches on one device: a share `kept` of the entries stays after the step."""
     program = scope.program
     tensors = {t.name: t for s in reversed(program.steps) for t in (*s.outputs, *s.inputs) if t.name in program.cache}
     if not tensors:
         return 0.0
-    return sum(scope.nbytes(t) for t in tensors.values()) * (scope.size("held") / np.maximum(scope.size("S"), 1))
+    return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
 
 
 def peak_activation_bytes(scope: ArrayScope) -> Number:

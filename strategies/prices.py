@@ -118,8 +118,9 @@ def _read(tensor: Tensor, other: Tensor, scope: Scope) -> Number:
 
 
 def append(step: Step, scope: Scope) -> Work:
-    """Writes one entry per sequence."""
-    return Work(hbm_bytes=scope.nbytes(step.inputs[1]))
+    """Writes one entry per sequence, in the cache's dtype."""
+    cache, new = step.inputs[:2]
+    return Work(hbm_bytes=scope.nbytes(new.renamed(cache.name)))
 
 
 def attend(step: Step, scope: Scope) -> Work:

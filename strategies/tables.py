@@ -110,8 +110,8 @@ def scope_of(
     """A scope over rows, with the quantities that depend on the batch."""
     tokens = sizes["B"] * sizes.get("T", 1)
     extra: dict[str, Number] = {"tokens": tokens}
-    if "E" in sizes and "k" in sizes:
-        extra["C"] = tokens * sizes["k"] / sizes["E"]
+    if "experts" in sizes:
+        extra["C"] = tokens * sizes["k"] / sizes["experts"]
     return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)
 
 

@@ -50,7 +50,8 @@ def check_count(name: str, value: int, largest: int) -> None:
 
 
 def layer_dims(model: Model, group: LayerGroup, work: Workload) -> dict[str, float]:
-    """Sizes of a layer's dims, without the batch: `S` = keys held, `attended` = mean keys that a query sees.
+    """Sizes of a layer's dims, without the batch: `S` = keys held in the step, `kept` = their share
+    that stays cached after it, `attended` = mean keys that a query sees.
 
     A sliding window of w tokens holds and attends at most w. Under a causal mask the mean over a prompt of T
     tokens is (T + 1)/2, or w - w(w - 1)/(2T) with a window w < T.
@@ -65,12 +66,13 @@ def layer_dims(model: Model, group: LayerGroup, work: Workload) -> dict[str, flo
         "H": attention.H,
         "F": mlp.F,
         "E": mlp.E,
+        "experts": mlp.E,
         "k": mlp.k,
-        "held": held,
     }
     if work.phase == "decode":
-        return dims | {"S": held, "attended": held}
-    return dims | {"T": context, "S": context, "attended": held - held * (held - 1) / (2 * context)}
+        return dims | {"S": held, "kept": 1.0, "attended": held}
+    attended = held - held * (held - 1) / (2 * context)
+    return dims | {"T": context, "S": context, "kept": held / context, "attended": attended}
 
 
 def vocab_dims(model: Model, work: Workload) -> dict[str, float]:
