@@ -29,6 +29,7 @@ class Board:
         pairs: Sequence[tuple[int, int]],
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        self.main = sum(j.component.kind != "vocab" for j in joined)
         phase = problem.work.phase
         self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
         self.masks = [prefix_masks(j, state.cuts) for j in joined]
@@ -103,7 +104,9 @@ class Board:
             return []
         joint = join_all(options, worst, usable, top * self._room())
         fits = np.flatnonzero(joint.stored + joint.peak <= usable)
-        chosen = fits[np.argsort(joint.seconds[fits], kind="stable")][: top * self._room()]
+        ranked = fits[np.argsort(joint.seconds[fits], kind="stable")]
+        _, first = np.unique(joint.row[ranked][:, : self.main], axis=0, return_index=True)  # the vocabulary is last
+        chosen = ranked[np.sort(first)][: top * self._room()]
         total = joint.stored + joint.peak + self.residual_bytes[residual, column]
         return [
             self._choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen

@@ -68,7 +68,7 @@ class Problem:
 def order_key(choice: Choice) -> tuple[object, ...]:
     """Ties break on memory, then padding, then names: never on the order of the search."""
     return (
-        round(choice.step_s, 15),
+        float(f"{choice.step_s:.12g}"),
         choice.total_bytes,
         choice.padded_batch,
         choice.mesh,

@@ -68,6 +68,8 @@ def join_all(options: Sequence[Options], worst: float, usable: float, top: int) 
     """
     joint = Options(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)
+    if slack < 0:
+        return Options(np.zeros((0, len(options)), dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
     options = [o.within(float(o.seconds.min()) + slack) for o in options]
     most = [float(o.stored.max()) for o in options]
     peak = max(float(o.peak.max()) for o in options)
@@ -82,5 +84,6 @@ def join_all(options: Sequence[Options], worst: float, usable: float, top: int) 
             joint.stored[first] + o.stored[second],
             np.maximum(joint.peak[first], o.peak[second]),
         )
-        joint = joint.front(top, safe=spare + sum(most[: number + 1])) if len(joint.row) > _FEW else joint
+        last = number == len(options) - 1
+        joint = joint.front(top, safe=spare + sum(most[: number + 1])) if len(joint.row) > _FEW and not last else joint
     return joint

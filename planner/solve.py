@@ -148,7 +148,9 @@ def _rank(candidate: Candidate, request: Request) -> tuple[object, ...]:
     tokens = choice.batch * (request.work.context if request.work.phase == "prefill" else 1)
     speed = tokens / choice.step_s / candidate.slice_.chips
     first = (
-        (-round(speed, 9), choice.step_s) if request.objective == "throughput" else (round(choice.step_s, 15), -speed)
+        (-float(f"{speed:.12g}"), choice.step_s)
+        if request.objective == "throughput"
+        else (float(f"{choice.step_s:.12g}"), -speed)
     )
     return (*first, candidate.slice_.chips, candidate.slice_.name, choice.batch, choice.total_bytes)
 
