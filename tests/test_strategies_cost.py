@@ -35,7 +35,8 @@ RATES = tabulate_rates(V5P, [[Piece(axis=i, stride=1, size=4)] for i in range(3)
 WIDTHS = {"weight": 1.0, "cache": 0.5, "activation": 2.0, "index": 4.0, "statistic": 4.0}
 MASKS = {axis: np.array([[1 << i]], dtype=np.int64) for i, axis in enumerate(AXES)}
 SIZES: dict[str, Number] = {
-    "B": 64, "T": 16, "S": 256, "D": 32, "F": 128, "N": 32, "K": 4, "M": 8, "H": 16, "V": 512, "E": 8, "experts": 8, "k": 2,
+    "B": 64, "T": 16, "S": 256, "D": 32, "F": 128, "N": 32, "K": 4, "M": 8, "H": 16, "V": 512, "E": 8, "experts": 8,
+    "k": 2,
     "attended": 100.0, "kept": 1.0, "tokens": 64, "C": 16,
 }  # fmt: skip
 

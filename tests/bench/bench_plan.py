@@ -1,4 +1,4 @@
-"""Benchmark: whole processes of `meshwright plan` on one slice, start-up included. `python tests/bench/bench_plan.py`."""
+"""Benchmark: whole processes of `meshwright plan` on one slice, start-up included."""
 
 import json
 import shutil
