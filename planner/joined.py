@@ -88,11 +88,11 @@ def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: S
     component = joined.component
     entry = [
         _glue(p, component, joined.reads, states.cuts, "entry", rates, fast, batches)
-        for p in entry_parts(component.kind, phase)
+        for p in entry_parts(component, phase)
     ]
     leave = [
         _glue(p, component, joined.gives, states.cuts, "exit", rates, fast, batches)
-        for p in exit_parts(component.kind, phase)
+        for p in exit_parts(component, phase)
     ]
     return np.asarray(sum(entry) + sum(leave))
 

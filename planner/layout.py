@@ -108,8 +108,8 @@ def programs(layout: Layout) -> tuple[Bound, ...]:
     middle: list[Bound] = []
     unembed: list[Bound] = []
     for a in layout.assigned:
-        entry = _glue(layout, a, entry_parts(a.component.kind, _phase(a)), "entry")
-        leave = _glue(layout, a, exit_parts(a.component.kind, _phase(a)), "exit")
+        entry = _glue(layout, a, entry_parts(a.component, _phase(a)), "entry")
+        leave = _glue(layout, a, exit_parts(a.component, _phase(a)), "exit")
         bodies = [_bind(layout, a, part) for part in a.body.parts]
         if a.component.kind == "vocab":
             embed += [bodies[0], *leave]

@@ -80,6 +80,7 @@ class Component:
     dims: Mapping[str, float]
     bodies: tuple[Body, ...]
     tied: bool = False
+    norm: str = "rms"
 
     def body(self, name: str) -> Body:
         """The body of that name; raises `InputError` naming those there are."""
@@ -89,16 +90,16 @@ class Component:
         raise InputError(f"{self.name} has no program '{name}'; known: {', '.join(b.name for b in self.bodies)}")
 
 
-def entry_parts(kind: str, phase: str) -> tuple[Part, ...]:
+def entry_parts(component: Component, phase: str) -> tuple[Part, ...]:
     """The glue from the residual to a component's input."""
-    if kind == "vocab" and phase == "prefill":
-        return (_part(glue.last_position()), _part(glue.entry(phase, True)))
-    return (_part(glue.entry(phase)),)
+    if component.kind == "vocab" and phase == "prefill":
+        return (_part(glue.last_position()), _part(glue.entry(phase, True, component.norm)))
+    return (_part(glue.entry(phase, False, component.norm)),)
 
 
-def exit_parts(kind: str, phase: str) -> tuple[Part, ...]:
+def exit_parts(component: Component, phase: str) -> tuple[Part, ...]:
     """The glue from a component's output back to the residual."""
-    return (_part(glue.leave(phase, kind != "vocab")),)
+    return (_part(glue.leave(phase, component.kind != "vocab")),)
 
 
 @cache
@@ -154,7 +155,7 @@ def _component(
     )
     dims = layer_dims(model, group, work)
     times = sum(model.groups[i].count for i in groups)
-    return Component(f"{kind}{groups[0]}" if numbered else kind, kind, groups, times, dims, bodies)
+    return Component(f"{kind}{groups[0]}" if numbered else kind, kind, groups, times, dims, bodies, norm=model.norm)
 
 
 @cache
@@ -174,4 +175,4 @@ def _vocabulary(model: Model, work: Workload, programs: Sequence[Program]) -> Co
                 bodies.append(Body(name, (_specialised(down, frozenset()), _specialised(up, frozenset()))))
     if not bodies:
         raise LayoutError("no embed and unembed program with equal roles; expected one of each for this phase")
-    return Component("vocab", "vocab", (), 1, vocab_dims(model, work), tuple(bodies), model.tied)
+    return Component("vocab", "vocab", (), 1, vocab_dims(model, work), tuple(bodies), model.tied, model.norm)

@@ -62,7 +62,7 @@ def classes(program: Program) -> dict[str, str]:
         for number, target in enumerate(step.outputs):
             moves = step.op in ("AllGather", "Slice", "AllToAll")
             source = step.inputs[number].name if moves else ""
-            made = "statistic" if step.op == "SumSq" else found.get(source, "activation")
+            made = "statistic" if step.op in ("SumSq", "Sum") else found.get(source, "activation")
             found.setdefault(target.name, made)
     return found
 

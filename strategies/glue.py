@@ -66,12 +66,15 @@ def _roles(cuts: _Cuts) -> tuple[Role, ...]:
 
 
 @cache
-def entry(phase: str, last: bool = False) -> Program:
-    """Residual `R` -> normalised `n` as a body reads it; with `last`, of the last position of each prompt only."""
+def entry(phase: str, last: bool = False, norm: str = "rms") -> Program:
+    """Residual `R` -> normalised `n` as a body reads it; with `last`, of the last position of each prompt only.
+
+    A layer norm (`norm` "layer") sums the residual, too; both sums go in one AllReduce.
+    """
     tokens = "B" if last else _tokens(phase)
     cuts = _Cuts(KEPT, KEPT, tokens + "D")
     source = cuts.tensor("R", "kept", "gone")
-    steps = list(_norm_steps(cuts, source, tokens))
+    steps = list(_norm_steps(cuts, source, tokens, norm))
     gathered, sliced = cuts.all("gone"), cuts.all("come")
     whole, target = cuts.tensor("n", "kept"), cuts.tensor("n", "kept", "come")
     steps.append(Step("AllGather", gathered, (source.renamed("n"),), (whole,)))
@@ -79,15 +82,16 @@ def entry(phase: str, last: bool = False) -> Program:
     return _program(phase, "entry", cuts, steps, source, target)
 
 
-def _norm_steps(cuts: _Cuts, source: Tensor, tokens: str) -> tuple[Step, ...]:
+def _norm_steps(cuts: _Cuts, source: Tensor, tokens: str, norm: str) -> tuple[Step, ...]:
     cut = source.axes("D")
-    partial = cuts.tensor("q", "kept", "gone", only=tokens, partial=cut)
-    complete = cuts.tensor("q", "kept", "gone", only=tokens)
+    names = {"q": "SumSq"} | ({"m": "Sum"} if norm == "layer" else {})
+    partial = tuple(cuts.tensor(name, "kept", "gone", only=tokens, partial=cut) for name in names)
+    complete = tuple(cuts.tensor(name, "kept", "gone", only=tokens) for name in names)
     scale = Tensor("g", (Dim("D", cut),))
     return (
-        Step("SumSq", (), (source,), (partial,)),
-        Step("AllReduce", cut, (partial,), (complete,)),
-        Step("Norm", (), (source, complete, scale), (source.renamed("n"),)),
+        *(Step(op, (), (source,), (out,)) for op, out in zip(names.values(), partial, strict=True)),
+        Step("AllReduce", cut, partial, complete),
+        Step("Norm", (), (source, *complete, scale), (source.renamed("n"),)),
     )
 
 

@@ -217,8 +217,8 @@ def bias(step: Step) -> Sequence[WholeIfCut]:
     return ()
 
 
-def sum_sq(step: Step) -> Sequence[WholeIfCut]:
-    """Sum of squares over D; a cut D leaves {U}."""
+def sum_over_d(step: Step) -> Sequence[WholeIfCut]:
+    """Sum, or sum of squares, over D; a cut D leaves {U}."""
     takes(step, 1)
     (x,), (out,) = step.inputs, step.outputs
     must_be_complete(x)
@@ -229,12 +229,14 @@ def sum_sq(step: Step) -> Sequence[WholeIfCut]:
 
 
 def norm(step: Step) -> Sequence[WholeIfCut]:
-    """Scale by the complete sum of squares and by g."""
-    takes(step, 3)
-    x, sq, g = step.inputs
-    for tensor in (x, sq):
+    """Scale by the complete sum of squares and by g; a layer norm takes the mean off first, by the complete sum."""
+    layer = len(step.inputs) == 4
+    takes(step, 4 if layer else 3)
+    x, *sums, g = step.inputs
+    must_be_complete(x)
+    for tensor in sums:
         must_be_complete(tensor)
-    must_match(Tensor(sq.name, tuple(d for d in x.dims if d.name != "D")), sq)
+        must_match(Tensor(tensor.name, tuple(d for d in x.dims if d.name != "D")), tensor)
     must_match(Tensor(g.name, (Dim("D", x.axes("D")),)), g)
     must_match(x, step.outputs[0])
     return ()

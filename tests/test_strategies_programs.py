@@ -56,7 +56,7 @@ def test_the_primitives_are_those_of_the_design() -> None:
     """The executor runs each of these under the same name."""
     assert set(PRIMITIVES) == {
         *("Einsum", "AllGather", "ReduceScatter", "AllReduce", "AllToAll", "Slice", "Split", "Merge", "Rename"),
-        *("Gelu", "Silu", "SwiGLU", "Add", "Bias", "SumSq", "Norm", "HeadNorm", "Rope", "Append", "Attend"),
+        *("Gelu", "Silu", "SwiGLU", "Add", "Bias", "SumSq", "Sum", "Norm", "HeadNorm", "Rope", "Append", "Attend"),
         *("RingAttend", "AttendReduce", "AttendScatter", "TopK", "Dispatch", "Combine", "Lookup", "ArgMax", "Last"),
     }
 
