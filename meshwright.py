@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     from typer.main import get_command
 
+    from executor.commands import app
     from mesh.errors import InputError
-    from planner.commands import app
 
     try:
         code = get_command(app).main(arguments, prog_name="meshwright", standalone_mode=False) or 0

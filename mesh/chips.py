@@ -98,7 +98,7 @@ def load_chip(name: str, path: Path | str | None = None) -> Chip:
     """The built-in chip of that name, or the chip of that name in a file of your own."""
     if path is None:
         return _built_in(name.strip().lower())
-    chip = _read(Path(path))
+    chip = read_chip(Path(path))
     if chip.name != name:
         raise InputError(f"{path}: expected a chip named {name!r}, got {chip.name!r}")
     return chip
@@ -117,10 +117,11 @@ def closest(word: str, known: tuple[str, ...]) -> str:
 def _built_in(name: str) -> Chip:
     if name not in chip_names():
         raise InputError(f"no chip named {name!r}; closest: {closest(name, chip_names())}")
-    return _read(CHIPS / f"{name}.toml")
+    return read_chip(CHIPS / f"{name}.toml")
 
 
-def _read(path: Path) -> Chip:
+def read_chip(path: Path) -> Chip:
+    """The chip of a chip file, such as `meshwright calibrate` writes; raises `InputError` where it is none."""
     try:
         return msgspec.convert(tomllib.loads(path.read_text("utf-8")), Chip)
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from mesh.chips import read_chip
 from mesh.slices import Slice, parse_slice
 from planner.given import price_given
 from planner.plan import PlanFile
@@ -36,17 +37,19 @@ def plan(
     fix: Mapping[str, Mapping[str, str]] | None = None,
     programs: Sequence[str | Path] = (),
     top: int = 5,
+    chip_file: str | Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PlanFile:
     """The best layouts of a model on one or several slices, best first.
 
     `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
-    axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search.
+    axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
+    chip in `chip_file` are known, too.
     Raises InputError on bad input and NothingFits where no layout fits.
     """
     request = Request(
         model=_model(model),
-        slices=[_slice(one) for one in ([slices] if isinstance(slices, str | Slice) else slices)],
+        slices=[_slice(one, chip_file) for one in ([slices] if isinstance(slices, str | Slice) else slices)],
         work=_work(phase, batches, context, weights, kv, activations, compute),
         objective=objective,
         top=top,
@@ -70,13 +73,15 @@ def price(
     activations: str = "bf16",
     compute: str | None = None,
     programs: Sequence[str | Path] = (),
+    chip_file: str | Path | None = None,
 ) -> PlanFile:
     """One given layout, priced without a search: a layout file, or plan number `pick` of a plan file.
 
     Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
     """
     work = _work(phase, batches, context, weights, kv, activations, compute)
-    return price_given(_model(model), _slice(slice_), work, Path(layout), _programs(programs), VERSION, pick)
+    slice_ = _slice(slice_, chip_file)
+    return price_given(_model(model), slice_, work, Path(layout), _programs(programs), VERSION, pick)
 
 
 def roofline(
@@ -108,8 +113,12 @@ def _model(model: Model | str | Path) -> Model:
     return model if isinstance(model, Model) else load_model(model)
 
 
-def _slice(one: Slice | str) -> Slice:
-    return parse_slice(one) if isinstance(one, str) else one
+def _slice(one: Slice | str, chip_file: str | Path | None = None) -> Slice:
+    """The slice of that name: of the chip in the file where it has the name, else of a built-in chip."""
+    if not isinstance(one, str):
+        return one
+    own = None if chip_file is None else read_chip(Path(chip_file))
+    return parse_slice(one, own if own and one.strip().lower().startswith(f"{own.name.lower()}:") else None)
 
 
 def _programs(paths: Sequence[str | Path]) -> tuple[Program, ...]:

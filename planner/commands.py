@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from planner.options import (
     Activations,
     Batches,
     Cache,
+    ChipFile,
     Compute,
     Context,
     Format,
@@ -91,15 +93,25 @@ def chips(
         show(chip, lambda: report_chips.chip(chip), style)
 
 
+def _plan_type() -> type:
+    from planner.plan import PlanFile
+
+    return PlanFile
+
+
+SCHEMAS: dict[str, Callable[[], type]] = {"plan": _plan_type}
+"""The type of each file that has a schema, loaded when asked for; the executor adds its report."""
+
+
 @app.command()
 def schema(
     name: Annotated[str, typer.Argument(metavar="[plan|report]", help="Of which file.")] = "plan",
     style: Format = "json",
 ) -> None:
-    """Print the JSON Schema of a plan file."""
+    """Print the JSON Schema of a plan file, or of a report of `verify`."""
     from planner import report_schema
 
-    found = report_schema.schema_of(name)
+    found = report_schema.schema_of(name, SCHEMAS)
     show(found, lambda: report_schema.fields(found), style)
 
 
@@ -150,6 +162,7 @@ def plan(
         typer.Option(metavar="COMPONENT=AXIS:ROLE,...", help="Roles that torus axes must have: attention=Z:B,Y:K."),
     ] = None,
     program: Programs = None,
+    chip_file: ChipFile = None,
     top: Annotated[
         str, typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included.")
     ] = "5",
@@ -180,6 +193,7 @@ def plan(
                 objective=objective,
                 fix=fixed_roles(fix or ()),
                 programs=program or (),
+                chip_file=chip_file,
                 top=whole("--top", top),
                 progress=say,
             )
@@ -202,6 +216,7 @@ def price(
     activations: Activations = "bf16",
     compute: Compute = None,
     program: Programs = None,
+    chip_file: ChipFile = None,
     output: Output = None,
     style: Format = "table",
 ) -> int:
@@ -221,6 +236,7 @@ def price(
         activations=activations,
         compute=compute,
         programs=program or (),
+        chip_file=chip_file,
     )
     return show_plans(found, style, output)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
@@ -93,9 +94,9 @@ def _price(layout: Layout, slice_: Slice, model: Model, work: Workload, batch: i
         raise LayoutError(f"the layout of '{path}' cannot run batch {batch}: {error}") from None
 
 
-def layout_of(plan: Plan, programs: Sequence[Program] = ()) -> tuple[Layout, Slice, Workload]:
+def layout_of(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> tuple[Layout, Slice, Workload]:
     """The layout that a plan says, on its slice and with its workload; raises `InputError` where it is no layout."""
-    slice_ = parse_slice(plan.slice)
+    slice_ = parse_slice(plan.slice, chip)
     work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
     given = msgspec.convert(msgspec.to_builtins(plan), Given)
     return _layout(given, slice_, components(plan.model, work, programs), Path("plan")), slice_, work

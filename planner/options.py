@@ -31,6 +31,9 @@ Compute = Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the matmu
 Programs = Annotated[
     list[str] | None, typer.Option("--program", metavar="FILE", help="A .layout file of your own; repeat for more.")
 ]
+ChipFile = Annotated[
+    str | None, typer.Option("--chip-file", metavar="FILE", help="A chip of your own, as `calibrate` writes it.")
+]
 Pick = Annotated[str, typer.Option(metavar="N", help="Which plan of the plan file.")]
 Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to this file.")]
 Format = Annotated[str, typer.Option("--format", metavar="table|json|markdown", help="How to print.")]

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from mesh.errors import InputError
-from planner.plan import PlanFile
 from planner.report_text import Block, Table
 
 
-def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema of the file of that name."""
-    if name == "report":
-        raise InputError("schema 'report' is of `meshwright verify`, which this version does not have; there is: plan")
-    if name != "plan":
-        raise InputError(f"no schema {name!r}; there is: plan")
-    return msgspec.json.schema(PlanFile)
+def schema_of(name: str, files: Mapping[str, Callable[[], type]]) -> dict[str, Any]:
+    """The JSON Schema of the file of that name; `files` gives the type of each."""
+    if name not in files:
+        raise InputError(f"no schema {name!r}; there are: {', '.join(files)}")
+    return msgspec.json.schema(files[name]())
 
 
 def fields(schema: Mapping[str, Any]) -> Sequence[Block]:
     """One line per field of the schema."""
     rows = [row for name, of in schema["$defs"].items() for row in _rows(name, of)]
-    return [Table("Fields of the file, which is a PlanFile", ("object", "field", "type", "required"), rows)]
+    title = schema["$ref"].rsplit("/", 1)[-1]
+    return [Table(f"Fields of the file, which is a {title}", ("object", "field", "type", "required"), rows)]
 
 
 def _rows(name: str, of: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

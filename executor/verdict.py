@@ -1,0 +1,57 @@
+"""The verdict on a plan: levels, what each found, and the report file `meshwright.report/1`."""
+
+from __future__ import annotations
+
+from planner.plan import Value
+
+SCHEMA = "meshwright.report/1"
+LEVELS = ("plan", "numerics", "collectives", "tpu-compiler", "timing")
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+class Finding(Value, frozen=True, kw_only=True):
+    """One promise that does not hold: which tensor or step, what the plan promised, and what was found."""
+
+    what: str
+    promised: str
+    found: str
+
+
+class Level(Value, frozen=True, kw_only=True):
+    """One level's result in one mode. `checked` counts the promises held against facts; skipped levels check none.
+
+    `notes` are facts worth reading that break no promise: rewrites by the compiler, padding, measured errors.
+    """
+
+    level: str
+    mode: str
+    status: str
+    checked: int = 0
+    reason: str | None = None
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class Report(Value, frozen=True, kw_only=True):
+    """What `verify` says of one plan."""
+
+    schema: str
+    tool_version: str
+    plan: str
+    pick: int
+    summary: str
+    levels: tuple[Level, ...]
+    holds: bool
+
+
+def verdict(level: str, mode: str, checked: int, findings: tuple[Finding, ...], notes: tuple[str, ...] = ()) -> Level:
+    """A level that ran: passed where nothing was found and at least one promise was checked."""
+    status = PASSED if checked and not findings else FAILED
+    reason = None if checked else "nothing was checked"
+    return Level(level=level, mode=mode, status=status, checked=checked, reason=reason, findings=findings, notes=notes)
+
+
+def skipped(level: str, mode: str, reason: str) -> Level:
+    """A level that cannot run here, and why; it never counts as passed."""
+    return Level(level=level, mode=mode, status=SKIPPED, reason=reason)
