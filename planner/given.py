@@ -140,7 +140,7 @@ def _layout(given: Given, slice_: Slice, parts: Sequence[Component], path: Path)
         )
     assigned = tuple(_assigned(c, by_name[c.name], names, path) for c in parts)
     residual = _residual(given.residual, names, path)
-    order = tuple(dict.fromkeys((*chain(*given.residual.values()), *names)))
+    order = tuple(dict.fromkeys((*chain(*(given.residual.get(dim, ()) for dim in "BTD")), *names)))
     return Layout(names, pieces, residual, assigned, order)
 
 

@@ -76,7 +76,8 @@ def residual_order(names: Sequence[str], residual: Sequence[str], assigned: Sequ
     """An order of the mesh axes in which every component keeps a prefix: first what all keep, last what none keeps.
 
     Where each component's kept axes are prefixes of some order, sorting by the sum over components of how late an
-    axis comes for each is such an order.
+    axis comes for each is such an order. Axes that cut B come before those that cut T, D and nothing, so that the
+    order is what the residual's dims say, each in its order.
     """
     late = {}
     for i, name in enumerate(names):
@@ -85,7 +86,8 @@ def residual_order(names: Sequence[str], residual: Sequence[str], assigned: Sequ
             reads, gives = (IDLE, IDLE) if a.axes[i] == IDLE else (a.body.reads(a.axes[i]), a.body.gives(a.axes[i]))
             levels += [int(reads != residual[i]), 0 if gives == residual[i] else 2 if gives == "U" else 1]
         late[name] = sum(levels)
-    return tuple(sorted(names, key=lambda name: (late[name], names.index(name))))
+    cuts = dict(zip(names, residual, strict=True))
+    return tuple(sorted(names, key=lambda name: ("BTD-".index(cuts[name]), late[name], names.index(name))))
 
 
 @dataclass(frozen=True)
