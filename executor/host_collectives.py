@@ -11,17 +11,15 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
-from executor.devices import Unavailable, first_line
+from executor.devices import first_line
 from executor.engine import engine_of
 from executor.hlo import Collective, collectives
-from executor.numerics import Maker, host_mesh
+from executor.numerics import Maker, check_supported, host_mesh
 from executor.promises import Promise, promises, widths
-from executor.reference import param_shapes
 from executor.rewrites import Difference, Rewrite, compare_collectives
 from executor.shrink import shrink
 from executor.units import Options
-from executor.verdict import Finding, Level, skipped, verdict
-from mesh.errors import InputError
+from executor.verdict import Finding, Level, verdict
 from planner.plan import Plan
 from strategies.notation import Program
 
@@ -32,15 +30,15 @@ _NOTHING = "nothing"
 def host_collectives(
     plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), make: Maker | None = None
 ) -> Level:
-    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs."""
-    try:
-        small = shrink(plan, programs)
-        param_shapes(small.model)  # an engine would leave out what the reference lacks
-        mesh = host_mesh(small)
-    except (Unavailable, InputError) as error:
-        return skipped("collectives", mode, first_line(error))
+    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
+
+    Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
+    """
+    check_supported(plan)
+    small = shrink(plan, programs)
     options = Options(capacity_factor=capacity_factor(small))
-    return check_collectives(small, mesh, mode, make or (lambda p, m: engine_of(p, m, options, programs)))
+    make = make or (lambda p, m: engine_of(p, m, options, programs))
+    return check_collectives(small, host_mesh(small), mode, make)
 
 
 def capacity_factor(plan: Plan) -> float:

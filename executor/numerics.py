@@ -25,7 +25,7 @@ from executor.devices import Unavailable, build_mesh, first_line
 from executor.engine import Engine, engine, engine_of
 from executor.reference import Params, param_shapes, random_params, reference_logits
 from executor.shrink import F32, STEPS, shrink
-from executor.verdict import Finding, Level, skipped, verdict
+from executor.verdict import Finding, Level, verdict
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.layout import Assigned, Layout
@@ -43,14 +43,22 @@ _SHOWN = 5
 def numerics(
     plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), dtype: str = "f32", make: Maker | None = None
 ) -> Level:
-    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs."""
+    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
+
+    Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
+    """
+    check_supported(plan)
+    small = shrink(plan, programs, DTYPES[dtype])
+    make = make or (lambda p, m: engine_of(p, m, programs=programs))
+    return run_numerics(small, host_mesh(small), mode, make)
+
+
+def check_supported(plan: Plan) -> None:
+    """Raise `Unavailable` where the model has what neither engine nor reference can run, such as attention sinks."""
     try:
-        small = shrink(plan, programs, DTYPES[dtype])
-        param_shapes(small.model)  # what the reference lacks it says here
-        mesh = host_mesh(small)
-    except (Unavailable, InputError) as error:
-        return skipped("numerics", mode, first_line(error))
-    return run_numerics(small, mesh, mode, make or (lambda p, m: engine_of(p, m, programs=programs)))
+        param_shapes(plan.model)
+    except InputError as error:
+        raise Unavailable(f"{plan.model.name} cannot be run: {first_line(error)}") from None
 
 
 def host_mesh(plan: Plan) -> Mesh:
@@ -104,17 +112,14 @@ class _Run:
 
     def decode(self) -> Iterator[Error]:
         """Sequences that begin one after the other; before its begin a sequence repeats its first token."""
-        B, steps = self.plan.padded_batch, self._room()
-        begins = np.linspace(0, steps - STEPS, B).astype(int) if steps > STEPS else np.zeros(B, int)
+        B, steps = self.plan.padded_batch, self.plan.context
+        begins = np.linspace(0, max(0, steps - STEPS), B).astype(int)
         tokens, wanted = self._reference(B, steps)
         weights, cache = self.engine.place(self._params), self.engine.init_cache()
         for step in range(steps):
             at = np.maximum(0, step - begins)
             chosen, logits, cache = self.engine.generate(weights, cache, tokens[np.arange(B), at], at, logits=True)
             yield from self._errors(f"decode step {step}", at, wanted, chosen, logits)
-
-    def _room(self) -> int:
-        return self.plan.context
 
     def prefill(self) -> Iterator[Error]:
         """Prompts of different length, then what comes next, through caches in other places of the batch."""

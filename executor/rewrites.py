@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 from math import isclose, prod
 
 from executor.hlo import Collective
@@ -184,16 +184,16 @@ def _padded(state: _State) -> None:
 
 
 def _as_one(state: _State) -> None:
-    """Another kind whose elements are the same number."""
+    """Another kind whose elements are the same number; equal runs first."""
     others = {
         "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
         "AsAllGather": ("AllGather", ("AllToAll",)),
     }
-    for name, (kind, sources) in others.items():
+    for alike, (name, (kind, sources)) in product((True, False), others.items()):
         for want in state.want:
             if want.kind in sources:
                 for got in state.open(state.got, kind, want.axes, want.elements):
-                    if want.runs:
+                    if want.runs and (want.runs == got.runs or not alike):
                         state.take(name, [want], [got])
 
 

@@ -2,7 +2,8 @@
 
 Every mesh axis longer than 1 becomes 2, and a dim that the layouts cut into single elements stays cut into single
 elements, one that they cut into larger parts into parts of at least two (DESIGN 7.1); what was padded is padded
-again where 25% allow it. The batch of a mixture of experts may grow, so that each has a whole number of slots. Features stay: MHA, GQA or MQA, gates, biases, windows, parallel blocks, experts, ties.
+again where 25% allow it. The batch of a mixture of experts may grow, so that each has a whole number of slots.
+Features stay: MHA, GQA or MQA, gates, biases, windows, parallel blocks, experts, tied embeddings.
 The shrunken plan is a plan: it lies on a stand-in slice that has as many devices, so its seconds mean nothing.
 """
 

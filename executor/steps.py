@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import gcd, prod
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ from strategies.notation import Axes, Step, Tensor
 Values = tuple[Value, ...]
 Execution = Callable[[Step, Context, Values], Values]
 
+ROWS, LANES = 16, 128  # the tile of a 16-bit array on TPU
+
 
 def einsum(step: Step, context: Context, values: Values) -> Values:
     """Weights of any dtype are cast to the compute dtype here, where they are used."""
@@ -34,14 +37,14 @@ def einsum(step: Step, context: Context, values: Values) -> Values:
 
 
 def all_gather(step: Step, context: Context, values: Values) -> Values:
-    """One tensor along one dim as it is; else flattened, gathered together, and put in order."""
+    """One tensor along one dim as it is; else joined, gathered together, and put in order."""
     arrays = plains(values)
     lost = [_lost(a, b) for a, b in zip(step.inputs, step.outputs, strict=True)]
     if len(arrays) == 1 and len(lost[0]) == 1:
         ((dim, axes),) = lost[0].items()
         return (lax.all_gather(arrays[0], axes, axis=dim, tiled=True),)
     over = tuple(axis for axes in lost[0].values() for axis in axes)
-    flat = lax.all_gather(_joined([x.reshape(1, -1) for x in arrays]), over, axis=0, tiled=True)
+    flat = lax.all_gather(_joined([x[None] for x in arrays]), over, axis=0, tiled=True)
     parts = _parted(flat, [x.size for x in arrays])
     return tuple(_gathered(p, x, over, gone, context) for p, x, gone in zip(parts, arrays, lost, strict=True))
 
@@ -58,18 +61,29 @@ def _gained(a: Tensor, b: Tensor) -> tuple[int, Axes]:
     return dim, axes
 
 
-def _joined(rows: Sequence[Array]) -> Array:
-    if len({x.dtype for x in rows}) > 1:
-        raise InputError(f"one collective moves one dtype; got {', '.join(str(x.dtype) for x in rows)}")
-    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=1)
+def _joined(arrays: Sequence[Array]) -> Array:
+    """`[n, ...]` each -> `[n, rows, columns]`, by the columns that all have: what is tiled alike moves without a copy."""
+    if len({x.dtype for x in arrays}) > 1:
+        raise InputError(f"one collective moves one dtype; got {', '.join(str(x.dtype) for x in arrays)}")
+    columns = _columns([x.shape[1:] or (1,) for x in arrays])
+    return jnp.concatenate([x.reshape(x.shape[0], -1, columns) for x in arrays], axis=1)
 
 
-def _parted(flat: Array, sizes: Sequence[int]) -> list[Array]:
-    return [flat[:, a:b] for a, b in pairwise(np.cumsum([0, *sizes]).tolist())]
+def _columns(shapes: Sequence[Sequence[int]]) -> int:
+    """The columns that all have; those of one tile where rows of them would not fill tiles."""
+    columns, narrow = gcd(*(s[-1] for s in shapes)), gcd(LANES, *(prod(s) for s in shapes))
+    few = min(prod(s) // columns for s in shapes) < ROWS
+    return LANES if few and narrow == LANES else columns
+
+
+def _parted(joined: Array, sizes: Sequence[int]) -> list[Array]:
+    """The parts, of these sizes for each of n, that were joined."""
+    cuts = [size // joined.shape[-1] for size in sizes]
+    return [joined[:, a:b] for a, b in pairwise(np.cumsum([0, *cuts]).tolist())]
 
 
 def _gathered(part: Array, x: Array, over: Axes, lost: dict[int, Axes], context: Context) -> Array:
-    """`part` is [shards over `over`, flat]: each axis goes before the dim that it cut."""
+    """`part` is [shards over `over`, rows, columns]: each axis goes before the dim that it cut."""
     cube = part.reshape(*(context.axes[axis] for axis in over), *x.shape)
     order, shape = [], []
     for dim, size in enumerate(x.shape):
@@ -80,19 +94,30 @@ def _gathered(part: Array, x: Array, over: Axes, lost: dict[int, Axes], context:
 
 
 def reduce_scatter(step: Step, context: Context, values: Values) -> Values:
-    """One tensor as it is; else with the scattered dim's shards in front, flattened, scattered together."""
+    """A tensor along a dim of whole tiles as it is; else with the shards in front, joined, scattered together."""
     arrays = plains(values)
     gained = [_gained(a, b) for a, b in zip(step.inputs, step.outputs, strict=True)]
     axes = gained[0][1]
     if len({order for _, order in gained}) > 1:
         raise InputError(f"one collective has one order of its axes, got {step}")
-    if len(arrays) == 1:
-        return (untyped.psum_scatter(arrays[0], axes, scatter_dimension=gained[0][0], tiled=True),)
     n = context.count(axes)
+    if len(arrays) == 1 and _whole_tiles(arrays[0].shape, gained[0][0], n):
+        return (untyped.psum_scatter(arrays[0], axes, scatter_dimension=gained[0][0], tiled=True),)
     fronts = [_shards_first(x, dim, n) for x, (dim, _) in zip(arrays, gained, strict=True)]
-    rows = _joined([x.reshape(n, -1) for x in fronts])
-    parts = _parted(untyped.psum_scatter(rows, axes, scatter_dimension=0, tiled=True), [x.size // n for x in fronts])
+    rows = untyped.psum_scatter(_joined(fronts), axes, scatter_dimension=0, tiled=True)
+    parts = _parted(rows, [x.size // n for x in fronts])
     return tuple(part.reshape(x.shape[1:]) for part, x in zip(parts, fronts, strict=True))
+
+
+def _whole_tiles(shape: Sequence[int], dim: int, n: int) -> bool:
+    """Whether shards of a dim are whole tiles where they lie: otherwise the TPU reduces all and keeps a slice.
+
+    Behind dims of size 1 that is so as well; there it costs nothing to have the shards in front.
+    """
+    part, lead = shape[dim] // n, prod(shape[:dim])
+    if dim == len(shape) - 1:
+        return part % (2 * LANES) == 0 and lead >= ROWS
+    return lead > 1 and part % ROWS == 0
 
 
 def _shards_first(x: Array, dim: int, n: int) -> Array:
@@ -114,8 +139,7 @@ def all_to_all(step: Step, context: Context, values: Values) -> Values:
     if len(arrays) == 1:
         return (untyped.all_to_all(arrays[0], step.axes, split_axis=to[0], concat_axis=back[0], tiled=True),)
     fronts = [_shards_first(x, dim, n) for x, dim in zip(arrays, to, strict=True)]
-    rows = _joined([x.reshape(n, -1) for x in fronts])
-    rows = untyped.all_to_all(rows, step.axes, split_axis=0, concat_axis=0, tiled=True)
+    rows = untyped.all_to_all(_joined(fronts), step.axes, split_axis=0, concat_axis=0, tiled=True)
     parts = _parted(rows, [x.size // n for x in fronts])
     return tuple(_shards_into(p.reshape(x.shape), dim) for p, x, dim in zip(parts, fronts, back, strict=True))
 

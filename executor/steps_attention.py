@@ -46,7 +46,7 @@ def append(step: Step, context: Context, values: Values) -> Values:
     """One dynamic_update_slice per contiguous piece: the owner writes the new entry, others what is there.
 
     A piece is what one sequence's entry has behind S in the stored order. Larger updates than that, or a scatter, make
-    the TPU compiler choose another order for the whole cache, and copy it.
+    the TPU compiler choose another order for the whole cache, and copy it; so do dims of size 1 behind S.
     """
     cache, new, pos = values[0], plain(values[1]), plain(values[2])
     names, axes = step.inputs[0].names, step.inputs[0].axes("S")
@@ -56,17 +56,19 @@ def append(step: Step, context: Context, values: Values) -> Values:
     shard, place = _owner(pos, context, axes, array.shape[len(lead) + S])
     mine = shard == context.index(axes)
     over = {d: n for d, n in enumerate(entries.shape) if d in (B, *range(S))}
+    thin = [len(lead) + d for d, n in enumerate(entries.shape) if d > S and n == 1]
 
     def write(number: Array, held: Array) -> Array:
         at = dict(zip(over, jnp.unravel_index(number, tuple(over.values())), strict=True))
         start = [at.get(d, jnp.int32(0)) for d in range(len(names))]
         piece = lax.dynamic_slice(entries, start, [1 if d in over else n for d, n in enumerate(entries.shape)])
-        piece = piece.reshape(*(1,) * len(lead), *piece.shape)
+        piece = piece.reshape(*(1,) * len(lead), *piece.shape).squeeze(thin)
         start[S] = place[at[B]]
-        there = lax.dynamic_slice(held, (*lead, *start), piece.shape)
-        return lax.dynamic_update_slice(held, jnp.where(mine[at[B]], piece, there), (*lead, *start))
+        where = [x for d, x in enumerate((*lead, *start)) if d not in thin]
+        there = lax.dynamic_slice(held, where, piece.shape)
+        return lax.dynamic_update_slice(held, jnp.where(mine[at[B]], piece, there), where)
 
-    array = lax.fori_loop(0, prod(over.values()), write, array)
+    array = jnp.expand_dims(lax.fori_loop(0, prod(over.values()), write, array.squeeze(thin)), thin)
     return (Stacked(array, cache.layer) if isinstance(cache, Stacked) else array,)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from hypothesis import settings
+
+# Before anything imports jax: enough host devices for four mesh axes of 2.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
 
 settings.register_profile("meshwright", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("meshwright")

@@ -8,12 +8,12 @@ from itertools import accumulate
 from math import prod
 
 import numpy as np
+from msgspec.structs import replace as changed
 
 from executor.shrink import F32
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from msgspec.structs import replace as changed
 from planner.layout import Assigned, Layout, residual_order
 from planner.plan import Plan
 from planner.pricing import price_layout

@@ -1,0 +1,309 @@
+"""The step of a whole model as one writes it without thinking of devices: `jax.numpy` on whole arrays.
+
+How it is cut is the compiler's choice, but for what `place` asks: it sees every tensor that a plan may constrain.
+Parameters, caches and their order of dims, slots and positions are those of the manual step (`executor.engine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from executor.context import Array, Context, subscripts, wide
+from executor.prompts import stored_slots
+from executor.steps_attention import LEAST, TINY, last_written
+from executor.units import Stored, Unit
+from strategies.models import LayerGroup, Model
+
+Tree = dict[str, dict[str, Array]]
+Weights = Mapping[str, Array]
+Place = Callable[[Unit, str, str, Array], Array]  # (unit, tensor, dims, array) -> the array where it belongs
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model's steps; `ends` and `pos` as in `executor.whole`."""
+
+    model: Model
+    units: tuple[Unit, ...]
+    place: Place
+
+    @property
+    def vocab(self) -> Unit:
+        """The vocabulary."""
+        return next(u for u in self.units if u.component.kind == "vocab")
+
+    def decode(self, logits: bool, params: Tree, cache: Tree, tok: Array, pos: Array) -> tuple[Any, ...]:
+        """(next tokens, their logits or None, the caches with what was appended)."""
+        R = self._embed(params, tok, "BD")
+        for number, group in enumerate(self.model.groups):
+            R, cache, _ = self._layers(number, group, params, cache, R, pos)
+        return (*self._unembed(logits, params, R), cache)
+
+    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
+        """(next tokens, their logits or None, the prompts' caches)."""
+        pos = jnp.broadcast_to(positions, tok.shape)
+        R, made = self._embed(params, tok, "BTD"), dict[str, dict[str, list[Array]]]()
+        for number, group in enumerate(self.model.groups):
+            R, _, found = self._layers(number, group, params, {}, R, pos)
+            for c, tensors in found.items():
+                for name, x in tensors.items():
+                    made.setdefault(c, {}).setdefault(name, []).append(x)
+        with jax.named_scope("vocab/last"):
+            at = jnp.argmax(pos == ends[:, None] - 1, axis=1)
+            R = jnp.take_along_axis(R, at[:, None, None], axis=1)[:, 0]
+        cache = {c: {n: jnp.concatenate(x) if len(x) > 1 else x[0] for n, x in t.items()} for c, t in made.items()}
+        return (*self._unembed(logits, params, R), cache)
+
+    def _embed(self, params: Tree, tok: Array, dims: str) -> Array:
+        with jax.named_scope("vocab/Em"):
+            x = jnp.take(params["vocab"]["Em"], tok, axis=0).astype(self.vocab.context.activations)
+        return self.place(self.vocab, "embedded", dims, x)
+
+    def _unembed(self, logits: bool, params: Tree, R: Array) -> tuple[Array, Array | None]:
+        ops, p = Ops(self, self.vocab, "BD"), params["vocab"]
+        l = ops.product("l", "BV", (ops.normed(R, p["norm"]), "BD"), (p.get("Um", p["Em"]), "VD"))  # noqa: E741
+        real = jnp.arange(l.shape[-1]) < self.vocab.context.real["V"]
+        with jax.named_scope("vocab/t"):
+            token = jnp.argmax(jnp.where(real, wide(l), -jnp.inf), axis=-1).astype(jnp.int32)
+        return token, l if logits else None
+
+    def _layers(
+        self, number: int, group: LayerGroup, params: Tree, cache: Tree, R: Array, pos: Array
+    ) -> tuple[Array, Tree, Tree]:
+        """A layer group: the residual after it, the caches held, and the caches made (of prompts, stacked)."""
+        ours = [u for u in self.units if number in u.component.groups]
+        ours.sort(key=lambda u: u.component.kind != "attention")
+        first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in ours}
+
+        def layer(carry: tuple[Array, Tree], at: Array) -> tuple[tuple[Array, Tree], Tree]:
+            R, cache, made = carry[0], dict(carry[1]), {}
+            for unit in ours:
+                index = first[unit.name] + at
+                p = {n: lax.dynamic_index_in_dim(x, index, 0, keepdims=False) for n, x in params[unit.name].items()}
+                R, written = Ops(self, unit, "BTD" if pos.ndim == 2 else "BD").layer(
+                    R, p, cache.get(unit.name), index, pos
+                )
+                if written:
+                    (cache if unit.name in cache else made)[unit.name] = written
+            return (R, cache), made
+
+        (R, cache), made = lax.scan(layer, (R, cache), jnp.arange(group.count))
+        return R, cache, made
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One component on a residual stream of dims `dims`."""
+
+    plain: Plain
+    unit: Unit
+    dims: str
+
+    @property
+    def _context(self) -> Context:
+        return self.unit.context
+
+    @property
+    def _tokens(self) -> str:
+        return self.dims[:-1]
+
+    @contextmanager
+    def _scope(self, name: str) -> Iterator[None]:
+        with jax.named_scope(f"{self.unit.name}/{name}"):
+            yield
+
+    def _placed(self, name: str, dims: str, x: Array) -> Array:
+        with self._scope(name):
+            return self.plain.place(self.unit, name, dims, x)
+
+    def product(self, name: str, dims: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
+        """The einsum that makes tensor `name` of these dims."""
+        with self._scope(name):
+            x, y = (one.astype(self._context.compute) for one in (a[0], b[0]))
+            text = subscripts(a[1], b[1], dims)
+            made = jnp.einsum(text, x, y, preferred_element_type=self._context.activations)
+        return self._placed(name, dims, made)
+
+    def normed(self, R: Array, g: Array) -> Array:
+        """The input `n` of the component."""
+        with self._scope("n"):
+            x = wide(R)
+            if self.plain.model.norm == "layer":
+                x = x - jnp.mean(x, axis=-1, keepdims=True)
+            n = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self._context.eps) * wide(g)
+            n = self.plain.place(self.unit, "residual", self.dims, n.astype(self._context.activations))
+        return self._placed("n", self.dims, n)
+
+    def layer(
+        self, R: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """The residual after one layer of the component, and its caches: all layers where held, else this one's."""
+        n, written, added = self.normed(R, p["norm"]), dict[str, Array](), []
+        if "WQ" in p:
+            O, written = self._attention(n, p, cache, index, pos)
+            added.append(self.product("o", self.dims, (O, self._tokens + "NH"), (p["WO"], "NHD")))
+        if "WR" in p:
+            added.append(self._moe(n, p))
+        elif "Wi" in p:
+            added.append(self._mlp(n, p))
+        return self._placed("residual", self.dims, R + sum(added[1:], added[0])), written
+
+    def _mlp(self, n: Array, p: Weights, batch: str | None = None) -> Array:
+        """One MLP, or that of each expert (`batch`: E)."""
+        t, e = (self._tokens, "") if batch is None else ("EC", "E")
+        h = self.product("h", t + "F", (n, t + "D"), (p["Wi"], e + "DF"))
+        if "Wg" in p:
+            u = self.product("u", t + "F", (n, t + "D"), (p["Wg"], e + "DF"))
+            a = jax.nn.silu(wide(u)) * wide(h)
+        else:
+            a = jax.nn.gelu(wide(h), approximate=True)
+        a = self._placed("a", t + "F", a.astype(self._context.activations))
+        return self.product("o" if batch is None else "y", t + "D", (a, t + "F"), (p["Wo"], e + "FD"))
+
+    def _moe(self, n: Array, p: Weights) -> Array:
+        """Every expert on every token."""
+        context = self._context
+        l = wide(self.product("router", self._tokens + "E", (n, self.dims), (p["WR"], "DE")))  # noqa: E741
+        with self._scope("router"):
+            held = jnp.arange(l.shape[-1]) < context.real.get("E", l.shape[-1])
+            weights, experts = lax.top_k(jax.nn.softmax(jnp.where(held, l, -jnp.inf), axis=-1), context.sizes["k"])
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+            gates = jnp.sum(weights[..., None] * jax.nn.one_hot(experts, l.shape[-1]), axis=-2)
+        rows = n.reshape(-1, n.shape[-1])
+        every = jnp.broadcast_to(rows, (l.shape[-1], *rows.shape))
+        y = self._mlp(every, p, "E").reshape(-1, *n.shape)
+        return self.product("o", self.dims, (gates, self._tokens + "E"), (y, "E" + self.dims))
+
+    def _attention(
+        self, n: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        q, k, v = self._projected(n, p, pos)
+        if cache is None:
+            keys, values, at = self._placed("Kg", "BSKH", k), self._placed("Vg", "BSKH", v), pos
+            written = {"Kc": k, "Vc": v}
+            written = {c: self._in_order(x, self.unit.caches[c]) for c, x in written.items()}
+        else:
+            written = {c: self._append(cache[c], self.unit.caches[c], x, index, pos) for c, x in (("Kc", k), ("Vc", v))}
+            keys, values = (self._read(written[c], self.unit.caches[c], index) for c in ("Kc", "Vc"))
+            slots = stored_slots(self.unit.caches["Kc"], self._context)
+            at = last_written(slots, pos[:, None], slots.shape[0])
+        with self._scope("O"):
+            O = _attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
+        return self._placed("O", self._tokens + "NH", O.reshape(*n.shape[:-1], -1, O.shape[-1])), written
+
+    def _projected(self, n: Array, p: Weights, pos: Array) -> tuple[Array, Array, Array]:
+        t, M = self._tokens, p["WQ"].shape[1] // p["WK"].shape[1]
+        q, k, v = (
+            self.product(name, f"{t}{head}H", (n, self.dims), (p[w], f"D{head}H"))
+            for name, w, head in (("Q", "WQ", "N"), ("k", "WK", "K"), ("v", "WV", "K"))
+        )
+        if "bq" in p:
+            q, k, v = (x + p[b].astype(x.dtype) for x, b in ((q, "bq"), (k, "bk"), (v, "bv")))
+        if "gq" in p:
+            q, k = (self._head_norm(x, p[g]) for x, g in ((q, "gq"), (k, "gk")))
+        q, k = _rope(q, pos, self._context), _rope(k, pos, self._context)
+        q = q.reshape(*q.shape[:-2], -1, M, q.shape[-1])
+        return self._placed("Q", t + "KMH", q), self._placed("k", t + "KH", k), self._placed("v", t + "KH", v)
+
+    def _head_norm(self, x: Array, g: Array) -> Array:
+        y = wide(x)
+        return (y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self._context.eps) * wide(g)).astype(x.dtype)
+
+    def _in_order(self, x: Array, stored: Stored) -> Array:
+        order = ["BSKH".index(d) for d in stored.type.names]
+        return self._placed("cache", "".join(stored.type.names), x.transpose(order).astype(stored.dtype))
+
+    def _read(self, cache: Array, stored: Stored, index: Array) -> Array:
+        x = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
+        return x.transpose([stored.type.names.index(d) for d in "BSKH"])
+
+    def _append(self, cache: Array, stored: Stored, new: Array, index: Array, pos: Array) -> Array:
+        """The new entry `[B, K, H]` of each sequence in its slot of this layer."""
+        names = stored.type.names
+        held, n = self._context.local(stored.type, "S"), self._context.count(stored.type.axes("S"))
+        slot = pos % (held * n)
+        at = slot if self._context.sequence == "contiguous" else slot % n * held + slot // n
+        with self._scope("append"):
+            return _written(cache, names, new.astype(cache.dtype), index, at)
+
+
+def _written(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: Array) -> Array:
+    import os
+    v = os.environ.get("V", "select")
+    B, S = names.index("B"), names.index("S")
+    rest = [d for d in names if d not in "BS"]
+    new = new.transpose(0, *("BKH".index(d) for d in rest))
+    if v == "loop":
+        def write(b, held):
+            x = lax.dynamic_index_in_dim(new, b, 0, keepdims=True)
+            x = jnp.expand_dims(x, (0, 1 + S))
+            start = [index, *(b if d == "B" else at[b] if d == "S" else jnp.int32(0) for d in names)]
+            return lax.dynamic_update_slice(held, x, start)
+        return lax.fori_loop(0, new.shape[0], write, cache)
+    layer = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
+    if v == "select":
+        hit = at.reshape(-1, *(1,) * (len(names) - 1)) == lax.broadcasted_iota(jnp.int32, [layer.shape[n] if n in (B, S) else 1 for n in range(len(names))], S)
+        layer = jnp.where(hit, jnp.expand_dims(new, S), layer)
+    if v == "vmap":
+        layer = jax.vmap(lambda row, x, p: lax.dynamic_update_slice_in_dim(row, x, p, S - 1), in_axes=(0,0,0))(layer, jnp.expand_dims(new, S), at)
+    if v == "scatter":
+        layer = layer.at[jnp.arange(new.shape[0]), at].set(new)
+    return lax.dynamic_update_index_in_dim(cache, layer, index, 0)
+
+
+def _rope(x: Array, pos: Array, context: Context) -> Array:
+    half = x.shape[-1] // 2
+    angles = wide(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    left, right, cos, sin = wide(x[..., :half]), wide(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
+
+
+def _attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context) -> Array:
+    """`[B, (T,) K, M, H]` queries at `pos` [B, T] on keys `[B, S, K, H]` at `at` [B, S], whose last block is smaller."""
+    decode = q.ndim == 4
+    q = q[:, None] if decode else q
+    S = k.shape[1]
+    block = S if decode else _divisor(S, context.block)
+    B, T, K, M, H = q.shape
+    top = jnp.full((B, K, M, T), LEAST, jnp.float32)
+    state = (jnp.zeros((B, K, M, T, H), jnp.float32), top, jnp.zeros_like(top))
+
+    def visit(state: Any, i: Array) -> tuple[Any, None]:
+        part = [lax.dynamic_slice_in_dim(x, i * block, block, 1) for x in (k, v, at)] if block < S else (k, v, at)
+        return _absorbed(state, q, pos, *part, context), None
+
+    state = visit(state, jnp.int32(0))[0] if block == S else lax.scan(visit, state, jnp.arange(S // block))[0]
+    O = (state[0] / jnp.maximum(state[2], TINY)[..., None]).transpose(0, 3, 1, 2, 4).astype(context.activations)
+    return O[:, 0] if decode else O
+
+
+def _divisor(size: int, least: int) -> int:
+    return max(d for d in range(1, min(size, least) + 1) if size % d == 0)
+
+
+def _absorbed(
+    state: tuple[Array, Array, Array], q: Array, pos: Array, k: Array, v: Array, at: Array, context: Context
+) -> tuple[Array, Array, Array]:
+    def product(text: str, x: Array, y: Array) -> Array:
+        return jnp.einsum(text, x.astype(context.compute), y.astype(context.compute), preferred_element_type=jnp.float32)
+
+    scores = product("btkmh,bskh->bkmts", q, k) * q.shape[-1] ** -0.5
+    age = pos[:, :, None] - at[:, None, :]
+    seen = (age >= 0) & (at >= 0)[:, None] & (True if context.window is None else age < context.window)
+    seen = seen[:, None, None]
+    top = jnp.maximum(state[1], jnp.max(jnp.where(seen, scores, LEAST), axis=-1))
+    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)
+    kept = jnp.exp(state[1] - top)
+    return (
+        state[0] * kept[..., None] + product("bkmts,bskh->bkmth", weights, v),
+        top,
+        state[2] * kept + weights.sum(-1),
+    )

@@ -1,0 +1,208 @@
+"""The level `tpu-compiler`: the whole step at full size through the real TPU compiler, for a slice that is not there.
+
+It asks whether the plan fits, whether the compiled program's memory is what the plan says, whether the cache is
+written in place, and whether the collectives are those that were priced.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from executor.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
+from executor.devices import Unavailable, build_mesh, tpu_devices
+from executor.hlo import Array, big_arrays, big_copies, collectives
+from executor.promises import promises, widths
+from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
+from executor.verdict import Finding, Level, skipped, verdict
+from mesh.slices import parse_slice
+from planner.plan import Plan
+
+LEVEL = "tpu-compiler"
+ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
+EDGE_WITHIN = 0.01  # of usable HBM: what code and the runtime take may decide here
+CAPACITY_FACTOR = 1.0  # slots per expert that the plan prices: the mean
+NAMED = 5  # of the largest temporaries
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the compiler made of a plan's step, and the mesh that it was for."""
+
+    plan: Plan
+    made: Compiled | DoesNotFit
+    axes: Mapping[str, int]
+
+    @property
+    def stored_bytes(self) -> float:
+        """What a plan says is given to its step: weights, and in decode the cache, which prefill makes."""
+        memory = self.plan.memory
+        return memory.weights_bytes + (memory.kv_bytes if self.plan.phase == "decode" else 0.0)
+
+    def comparison(self, made: Compiled) -> Comparison:
+        """The compiled collectives against the priced ones."""
+        promised = promises(self.plan.cost.steps, self.axes, widths(self.plan))
+        return compare_collectives(promised, collectives(made.text), self.axes)
+
+
+def tpu_compiler(plan: Plan, mode: str = "manual") -> Level:
+    """Compile the plan's step and hold it against the plan; skipped where the compiler is not there."""
+    started = time.perf_counter()
+    try:
+        level = judge(compile_plan(plan), mode)
+    except Unavailable as error:
+        return skipped(LEVEL, mode, str(error))
+    except CompileFailed as error:
+        level = verdict(LEVEL, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
+    return msgspec.structs.replace(level, seconds=time.perf_counter() - started)
+
+
+def compile_plan(plan: Plan) -> Facts:
+    """Compile the step of a plan at full size; nothing is allocated. Raises `Unavailable`, `CompileFailed`."""
+    slice_ = parse_slice(plan.slice)
+    mesh = build_mesh(plan.mesh, slice_, tpu_devices(slice_))
+    step, arguments = _step(plan, mesh)
+    return Facts(plan, compile_on(slice_, step, arguments), dict(mesh.shape))
+
+
+def _step(plan: Plan, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    from executor.engine import engine_of
+    from executor.units import Options
+
+    engine = engine_of(plan, mesh, Options(capacity_factor=CAPACITY_FACTOR))
+    step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
+    return step, engine.abstract_arguments()
+
+
+def judge(facts: Facts, mode: str) -> Level:
+    """The verdict on what was compiled."""
+    if isinstance(facts.made, DoesNotFit):
+        return _over_full(facts.plan, facts.made, mode)
+    checks = [_fits(facts), *_memory(facts, facts.made), *_copies(facts, facts.made)]
+    comparison = facts.comparison(facts.made)
+    findings = (*filter(None, checks), *map(_difference, comparison.differences))
+    notes = (*_memory_notes(facts, facts.made), *map(_rewrite, comparison.rewrites))
+    return verdict(LEVEL, mode, len(checks) + len(facts.plan.cost.steps), findings, notes)
+
+
+def _over_full(plan: Plan, made: DoesNotFit, mode: str) -> Level:
+    """A plan that says itself that it does not fit is right; its need is then given to 1%."""
+    memory, found = plan.memory, f"{gb(made.need_bytes)} needed, {gb(made.have_bytes)} usable"
+    if memory.total_bytes > memory.usable_bytes:
+        return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {found}",))
+    promised = f"fits: {gb(memory.total_bytes)} of {gb(memory.usable_bytes)}"
+    return verdict(LEVEL, mode, 1, (Finding(what="memory", promised=promised, found=found),))
+
+
+def _fits(facts: Facts) -> Finding | None:
+    memory = facts.plan.memory
+    if memory.total_bytes <= memory.usable_bytes * (1 + EDGE_WITHIN):
+        return None
+    promised = f"does not fit: {gb(memory.total_bytes)} of {gb(memory.usable_bytes)}"
+    return Finding(what="memory", promised=promised, found="the compiler fits it")
+
+
+def _memory(facts: Facts, made: Compiled) -> list[Finding | None]:
+    total = facts.plan.memory.total_bytes
+    return [
+        _close("bytes of the arguments", facts.stored_bytes, made.argument_bytes, ARGUMENTS_WITHIN),
+        _close("bytes in all", total, made.total_bytes, TOTAL_WITHIN, "; ".join(_temporaries(facts, made))),
+    ]
+
+
+def _close(what: str, promised: float, found: float, within: float, why: str = "") -> Finding | None:
+    if abs(found - promised) <= within * promised:
+        return None
+    off = f"{gb(found)} ({found / promised - 1:+.1%})" + (f": {why}" if why else "")
+    return Finding(what=what, promised=f"{gb(promised)} within {within:.1%}", found=off)
+
+
+def _temporaries(facts: Facts, made: Compiled) -> list[str]:
+    """The largest arrays that the program makes beside the cache, from 1% of the plan's bytes on."""
+    least = 0.01 * facts.plan.memory.total_bytes
+    found = (a for a in big_arrays(made.text, least) if a.opcode not in ("dynamic-update-slice", "tuple"))
+    lines = (f"{gb(a.shape.nbytes)} {_shape(a)} by {_where(a.op_name) or a.opcode}" for a in found)
+    return list(dict.fromkeys(lines))[:NAMED]
+
+
+def _copies(facts: Facts, made: Compiled) -> Iterator[Finding | None]:
+    """One cache tensor is the least that counts as of cache size; in prefill the cache is made, so it may be moved."""
+    size = _cache_tensor_bytes(facts.plan)
+    copies = big_copies(made.text, size) if size and facts.plan.phase == "decode" else []
+    yield from [_copy(a) for a in copies] or [None]
+    aliased = made.alias_bytes >= facts.plan.memory.kv_bytes * (1 - ARGUMENTS_WITHIN) or facts.plan.phase != "decode"
+    found = gb(made.alias_bytes)
+    yield None if aliased else Finding(
+        what="cache", promised=f"{gb(facts.plan.memory.kv_bytes)} updated in place", found=found
+    )
+
+
+def _copy(a: Array) -> Finding:
+    return Finding(
+        what=f"cache, in {_where(a.op_name) or a.name}", promised="updated in place", found=f"{a.opcode} of {_shape(a)}"
+    )
+
+
+def _cache_tensor_bytes(plan: Plan) -> float:
+    """Bytes of the smallest cache tensor on one device, all its layers."""
+    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    found = []
+    for layout in plan.layouts:
+        if layout.cache_order:
+            specs = [s for n, s in plan.specs.items() if n in (f"{layout.component}/Kc", f"{layout.component}/Vc")]
+            found += [layout.layers * _local_bytes(s, sizes) for s in specs]
+    return min(found, default=0.0)
+
+
+def _local_bytes(spec: Any, sizes: Mapping[str, int]) -> float:
+    from math import prod
+
+    from strategies.dtypes import dtype_bytes
+
+    ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
+    return prod(spec.shape) / ways * dtype_bytes(spec.dtype)
+
+
+def _memory_notes(facts: Facts, made: Compiled) -> Iterator[str]:
+    yield (
+        f"memory: arguments {gb(made.argument_bytes)} (promised {gb(facts.stored_bytes)}), in all "
+        f"{gb(made.total_bytes)} (promised {gb(facts.plan.memory.total_bytes)}), temporaries {gb(made.temp_bytes)}, "
+        f"code {gb(made.code_bytes)}; compiled in {made.seconds:.1f} s"
+    )
+    for line in _temporaries(facts, made):
+        yield f"temporary: {line}"
+
+
+def _rewrite(r: Rewrite) -> str:
+    did = ", ".join(dict.fromkeys(f"{c.kind} ({c.emitter or 'no emitter'})" for c in r.found))
+    what = "; ".join(dict.fromkeys(p.text for p in r.promised))
+    return f"{r.kind}: {what} runs as {did}, {r.extra_bytes / 1e6:+.3g} MB per device and step"
+
+
+def _difference(d: Difference) -> Finding:
+    return Finding(
+        what=f"{d.kind} collective",
+        promised="; ".join(f"{p.kind} over {''.join(p.axes)} of {p.elements:.0f}, {p.text}" for p in d.promised)
+        or "none",
+        found="; ".join(f"{c.kind} of {c.elements} x {c.runs} in {_where(c.op_name) or c.name}" for c in d.found)
+        or "none",
+    )
+
+
+def _where(op_name: str) -> str:
+    """The step that an operation belongs to, `program.number.op`."""
+    words = [word for word in op_name.split("/") if word.count(".") == 2]
+    return words[-1] if words else op_name.rpartition("/")[2]
+
+
+def _shape(a: Array) -> str:
+    return f"{a.shape.dtype}[{','.join(map(str, a.shape.dims))}]"
+
+
+def gb(nbytes: float) -> str:
+    """Bytes as GB (1e9)."""
+    return f"{nbytes / 1e9:.4f} GB"

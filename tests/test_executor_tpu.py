@@ -1,0 +1,166 @@
+"""The level `tpu-compiler`: plans of real models at full size, held against the real TPU compiler."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+import meshwright
+from executor.compiled import Compiled, DoesNotFit
+from executor.devices import prepare_environment
+from executor.tpu import Facts, compile_plan, judge, tpu_compiler
+from planner.given import layout_of
+from planner.plan import Memory, Plan
+from planner.pricing import price_layout
+from strategies.cost import speeds
+
+prepare_environment()
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install 'meshwright[tpu]'"
+)
+
+DEFAULT = (  # model, slice, phase, batch, context
+    ("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048),
+    ("llama-3.1-70b", "v5p:4x4x4", "decode", 64, 8192),
+    ("llama-3.1-70b", "v5e:16x16", "decode", 256, 8192),
+    ("mixtral-8x7b", "v4:2x2x4", "decode", 32, 4096),
+    ("palm-540b", "v5p:4x4x8", "decode", 256, 2048),
+    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 1, 512),
+)
+SLOW = (
+    ("llama-3.1-8b", "v4:2x2x1", "decode", 64, 4096),
+    ("llama-3.1-8b", "v5e:4x4", "prefill", 16, 8192),
+    ("llama-3.1-70b", "v5e:4x4", "decode", 32, 8192),
+    ("llama-3.1-70b", "tpu7x:2x2x2", "decode", 32, 8192),
+    ("llama-3.1-70b", "v6e:4x8", "prefill", 2, 8192),
+    ("llama-3.1-70b", "tpu7x:4x4x4", "prefill", 8, 8192),
+    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 2, 4096),
+    ("mixtral-8x7b", "tpu7x:2x2x1", "prefill", 2, 4096),
+    ("palm-540b", "v4:4x4x4", "prefill", 8, 2048),
+    ("palm-540b", "v6e:16x16", "prefill", 16, 2048),
+)
+
+
+def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, **known: Any) -> Plan:
+    """The best plan."""
+    return meshwright.plan(model, slice_, phase=phase, batches=[batch], context=context, top=1, **known).plans[0]
+
+
+@cache
+def small() -> Facts:
+    """A small plan, compiled once."""
+    return compile_plan(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048))
+
+
+def holds(case: tuple[str, str, str, int, int]) -> None:
+    """The level passes, whatever the compiler rewrote."""
+    level = tpu_compiler(plan_of(*case))
+    assert level.status == "passed", level
+    assert level.findings == ()
+    assert level.checked > 4
+    assert level.notes[0].startswith("memory: arguments ")
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", DEFAULT, ids=lambda case: "-".join(map(str, case)))
+def test_a_plan_is_what_the_compiler_makes(case: tuple[str, str, str, int, int]) -> None:
+    """Arguments within 0.5%, total within 5%, the cache in place, collectives as priced."""
+    holds(case)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=lambda case: "-".join(map(str, case)))
+def test_more_plans_are_what_the_compiler_makes(case: tuple[str, str, str, int, int]) -> None:
+    """The same for more models, chips and prompts."""
+    holds(case)
+
+
+@needs_compiler
+def test_verdicts_agree_on_both_sides_of_the_edge() -> None:
+    """Llama-8B on v5e:2x2 at context 8192: the largest batch that fits, to 0.05% of HBM, compiles; the next does not."""
+    plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 48, 8192)
+    assert 0.999 < plan.memory.total_bytes / plan.memory.usable_bytes < 1
+    with pytest.raises(meshwright.NothingFits):
+        plan_of("llama-3.1-8b", "v5e:2x2", "decode", 52, 8192)
+    more = at_batch(plan, 52)
+    assert isinstance(compile_plan(plan).made, Compiled)
+    need = compile_plan(more).made
+    assert isinstance(need, DoesNotFit)
+    assert need.need_bytes == pytest.approx(more.memory.total_bytes, rel=0.01)
+
+
+def at_batch(plan: Plan, batch: int) -> Plan:
+    """The same layout at another batch."""
+    layout, slice_, work = layout_of(plan)
+    return price_layout(layout, slice_, plan.model, work, batch, batch, speeds(slice_.chip, work.dtypes))
+
+
+@needs_compiler
+def test_a_tampered_promise_of_memory_is_a_finding() -> None:
+    """Weights that the plan counts too low, a cache too small, a total too low: each is named with both numbers."""
+    facts = small()
+    memory = facts.plan.memory
+    for change, what in (
+        ({"weights_bytes": memory.weights_bytes * 0.98}, "bytes of the arguments"),
+        ({"kv_bytes": memory.kv_bytes * 0.9}, "bytes of the arguments"),
+        ({"total_bytes": memory.total_bytes * 0.9}, "bytes in all"),
+        ({"usable_bytes": memory.total_bytes * 0.9}, "memory"),
+    ):
+        found = judge(_with_memory(facts, msgspec.structs.replace(memory, **change)), "manual")
+        assert found.status == "failed"
+        assert what in [finding.what for finding in found.findings]
+
+
+def _with_memory(facts: Facts, memory: Memory) -> Facts:
+    return replace(facts, plan=msgspec.structs.replace(facts.plan, memory=memory))
+
+
+@needs_compiler
+def test_a_tampered_collective_is_a_finding() -> None:
+    """A priced collective with other bytes is not what was compiled; the finding names the step."""
+    facts = small()
+    steps = list(facts.plan.cost.steps)
+    at = next(n for n, s in enumerate(steps) if s.comms and s.layers > 1)
+    comm = msgspec.structs.replace(steps[at].comms[0], bytes=steps[at].comms[0].bytes * 2)
+    steps[at] = msgspec.structs.replace(steps[at], comms=(comm, *steps[at].comms[1:]))
+    plan = msgspec.structs.replace(facts.plan, cost=msgspec.structs.replace(facts.plan.cost, steps=tuple(steps)))
+    found = judge(replace(facts, plan=plan), "manual")
+    assert found.status == "failed"
+    assert any(steps[at].text in f.promised for f in found.findings)
+
+
+@needs_compiler
+def test_a_copied_cache_is_a_finding() -> None:
+    """A copy of one cache tensor in the program's text is found by its size, and a cache that is not aliased, too."""
+    facts = small()
+    assert isinstance(facts.made, Compiled)
+    of_cache = next(line for line in facts.made.text.splitlines() if "['Kc']" in line and " parameter(" in line)
+    name, shape = of_cache.split("=")[0].strip(), of_cache.split("=")[1].split(" parameter(")[0]
+    copied = facts.made.text.replace(of_cache, f"{of_cache}\n  %copy.9999 ={shape} copy({name})")
+    for change in ({"alias_bytes": 0}, {"text": copied}):
+        found = judge(replace(facts, made=replace(facts.made, **change)), "manual")
+        assert [finding.promised for finding in found.findings if "cache" in finding.what]
+        assert "in place" in found.findings[-1].promised or "alias_bytes" in change
+
+
+def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
+    """Unless the plan says itself that it does not fit."""
+    plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048)
+    facts = Facts(plan, DoesNotFit(20e9, 16.9e9), {})
+    assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9000 GB usable"
+    over = msgspec.structs.replace(plan.memory, total_bytes=20e9)
+    assert judge(_with_memory(facts, over), "manual").status == "passed"
+
+
+def test_no_compiler_is_a_reason_to_skip() -> None:
+    """A GPU plan has none."""
+    plan = msgspec.structs.replace(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048), slice="h100:8")
+    level = tpu_compiler(plan)
+    assert level.status == "skipped"
+    assert "only the TPU compiler works without its devices" in str(level.reason)
