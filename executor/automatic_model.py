@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,11 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from executor.automatic_attention import attend, rope, update
 from executor.context import Array, Context, subscripts, wide
 from executor.prompts import stored_slots
-from executor.steps_attention import LEAST, TINY, last_written
+from executor.steps_attention import last_written
+from executor.steps_moe import combine, dispatch, top_k
 from executor.units import Stored, Unit
 from strategies.models import LayerGroup, Model
+from strategies.notation import Dim, Step
 
 Tree = dict[str, dict[str, Array]]
 Weights = Mapping[str, Array]
@@ -49,7 +52,7 @@ class Plain:
 
     def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
         """(next tokens, their logits or None, the prompts' caches)."""
-        pos = jnp.broadcast_to(positions, tok.shape)
+        pos = self.place(self.vocab, "pos", "BT", jnp.broadcast_to(positions, tok.shape))
         R, made = self._embed(params, tok, "BTD"), dict[str, dict[str, list[Array]]]()
         for number, group in enumerate(self.model.groups):
             R, _, found = self._layers(number, group, params, {}, R, pos)
@@ -65,7 +68,9 @@ class Plain:
     def _embed(self, params: Tree, tok: Array, dims: str) -> Array:
         with jax.named_scope("vocab/Em"):
             x = jnp.take(params["vocab"]["Em"], tok, axis=0).astype(self.vocab.context.activations)
-        return self.place(self.vocab, "embedded", dims, x)
+            x = self.place(self.vocab, "x", dims, x)
+            first = next(u for u in self.units if 0 in u.component.groups)
+            return self.place(first, "residual", dims, x)
 
     def _unembed(self, logits: bool, params: Tree, R: Array) -> tuple[Array, Array | None]:
         ops, p = Ops(self, self.vocab, "BD"), params["vocab"]
@@ -154,7 +159,9 @@ class Ops:
             added.append(self._moe(n, p))
         elif "Wi" in p:
             added.append(self._mlp(n, p))
-        return self._placed("residual", self.dims, R + sum(added[1:], added[0])), written
+        with self._scope("residual"):
+            R = R + sum(added[1:], added[0])
+        return self._placed("residual", self.dims, R), written
 
     def _mlp(self, n: Array, p: Weights, batch: str | None = None) -> Array:
         """One MLP, or that of each expert (`batch`: E)."""
@@ -169,34 +176,61 @@ class Ops:
         return self.product("o" if batch is None else "y", t + "D", (a, t + "F"), (p["Wo"], e + "FD"))
 
     def _moe(self, n: Array, p: Weights) -> Array:
-        """Every expert on every token."""
-        context = self._context
-        l = wide(self.product("router", self._tokens + "E", (n, self.dims), (p["WR"], "DE")))  # noqa: E741
+        """Slots are counted on each shard of the tokens, as the plan has them; experts are whole arrays over E."""
+        l = self.product("router", self._tokens + "E", (n, self.dims), (p["WR"], "DE"))  # noqa: E741
         with self._scope("router"):
-            held = jnp.arange(l.shape[-1]) < context.real.get("E", l.shape[-1])
-            weights, experts = lax.top_k(jax.nn.softmax(jnp.where(held, l, -jnp.inf), axis=-1), context.sizes["k"])
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-            gates = jnp.sum(weights[..., None] * jax.nn.one_hot(experts, l.shape[-1]), axis=-2)
-        rows = n.reshape(-1, n.shape[-1])
-        every = jnp.broadcast_to(rows, (l.shape[-1], *rows.shape))
-        y = self._mlp(every, p, "E").reshape(-1, *n.shape)
-        return self.product("o", self.dims, (gates, self._tokens + "E"), (y, "E" + self.dims))
+            weights, experts = (self._shards(x) for x in top_k(self._step("TopK"), self._context, (l,)))
+        with self._scope("x"):
+            run, C = self._step("Dispatch"), self._step("Dispatch").outputs[0].names.index("C")
+            x = jax.vmap(lambda *v: dispatch(run, self._context, v)[0], out_axes=C)(self._shards(n), experts)
+        y = self._mlp(self._placed("x", "ECD", x.reshape(x.shape[0], -1, x.shape[-1])), p, "E")
+        with self._scope("o"):
+            run, y = self._step("Combine"), y.reshape(x.shape)
+            o = jax.vmap(lambda *v: combine(run, self._context, v)[0], in_axes=(C, 0, 0))(y, weights, experts)
+        return self._placed("o", self.dims, self._joined(o, n.shape))
+
+    def _step(self, op: str) -> Step:
+        """The first step of this kind, with its types uncut."""
+        step = next(s for s in self.unit.bodies[0].steps if s.op == op)
+        whole = [
+            tuple(replace(t, dims=tuple(Dim(d.name, ()) for d in t.dims)) for t in ts)
+            for ts in (step.inputs, step.outputs)
+        ]
+        return replace(step, axes=(), inputs=whole[0], outputs=whole[1])
+
+    def _counts(self) -> list[int]:
+        """Shards of the tokens along each of their dims."""
+        n = self.unit.bodies[0].input
+        return [self._context.count(n.axes(d)) for d in self._tokens]
+
+    def _shards(self, x: Array) -> Array:
+        """`[B, (T,) ...]` -> `[shards, B/b, (T/t,) ...]`."""
+        counts = self._counts()
+        split = x.reshape(*(m for n, size in zip(counts, x.shape, strict=False) for m in (n, size // n)), x.shape[-1])
+        moved = jnp.moveaxis(split, [2 * i for i in range(len(counts))], range(len(counts)))
+        return moved.reshape(prod(counts), *moved.shape[len(counts) :])
+
+    def _joined(self, x: Array, shape: tuple[int, ...]) -> Array:
+        counts = self._counts()
+        split = x.reshape(*counts, *x.shape[1:])
+        return jnp.moveaxis(split, range(len(counts)), [2 * i for i in range(len(counts))]).reshape(shape)
 
     def _attention(
         self, n: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
     ) -> tuple[Array, dict[str, Array]]:
         q, k, v = self._projected(n, p, pos)
         if cache is None:
-            keys, values, at = self._placed("Kg", "BSKH", k), self._placed("Vg", "BSKH", v), pos
-            written = {"Kc": k, "Vc": v}
-            written = {c: self._in_order(x, self.unit.caches[c]) for c, x in written.items()}
+            kept = {c: x.astype(self.unit.caches[c].dtype) for c, x in (("Kc", k), ("Vc", v))}
+            written = {c: self._in_order(x, self.unit.caches[c]) for c, x in kept.items()}
+            keys, values = self._placed("Kg", "BSKH", kept["Kc"]), self._placed("Vg", "BSKH", kept["Vc"])
+            at = self._placed("at", "BS", pos)
         else:
             written = {c: self._append(cache[c], self.unit.caches[c], x, index, pos) for c, x in (("Kc", k), ("Vc", v))}
             keys, values = (self._read(written[c], self.unit.caches[c], index) for c in ("Kc", "Vc"))
             slots = stored_slots(self.unit.caches["Kc"], self._context)
             at = last_written(slots, pos[:, None], slots.shape[0])
         with self._scope("O"):
-            O = _attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
+            O = attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
         return self._placed("O", self._tokens + "NH", O.reshape(*n.shape[:-1], -1, O.shape[-1])), written
 
     def _projected(self, n: Array, p: Weights, pos: Array) -> tuple[Array, Array, Array]:
@@ -209,7 +243,7 @@ class Ops:
             q, k, v = (x + p[b].astype(x.dtype) for x, b in ((q, "bq"), (k, "bk"), (v, "bv")))
         if "gq" in p:
             q, k = (self._head_norm(x, p[g]) for x, g in ((q, "gq"), (k, "gk")))
-        q, k = _rope(q, pos, self._context), _rope(k, pos, self._context)
+        q, k = rope(q, pos, self._context), rope(k, pos, self._context)
         q = q.reshape(*q.shape[:-2], -1, M, q.shape[-1])
         return self._placed("Q", t + "KMH", q), self._placed("k", t + "KH", k), self._placed("v", t + "KH", v)
 
@@ -219,7 +253,7 @@ class Ops:
 
     def _in_order(self, x: Array, stored: Stored) -> Array:
         order = ["BSKH".index(d) for d in stored.type.names]
-        return self._placed("cache", "".join(stored.type.names), x.transpose(order).astype(stored.dtype))
+        return x.transpose(order)
 
     def _read(self, cache: Array, stored: Stored, index: Array) -> Array:
         x = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
@@ -232,78 +266,4 @@ class Ops:
         slot = pos % (held * n)
         at = slot if self._context.sequence == "contiguous" else slot % n * held + slot // n
         with self._scope("append"):
-            return _written(cache, names, new.astype(cache.dtype), index, at)
-
-
-def _written(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: Array) -> Array:
-    import os
-    v = os.environ.get("V", "select")
-    B, S = names.index("B"), names.index("S")
-    rest = [d for d in names if d not in "BS"]
-    new = new.transpose(0, *("BKH".index(d) for d in rest))
-    if v == "loop":
-        def write(b, held):
-            x = lax.dynamic_index_in_dim(new, b, 0, keepdims=True)
-            x = jnp.expand_dims(x, (0, 1 + S))
-            start = [index, *(b if d == "B" else at[b] if d == "S" else jnp.int32(0) for d in names)]
-            return lax.dynamic_update_slice(held, x, start)
-        return lax.fori_loop(0, new.shape[0], write, cache)
-    layer = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
-    if v == "select":
-        hit = at.reshape(-1, *(1,) * (len(names) - 1)) == lax.broadcasted_iota(jnp.int32, [layer.shape[n] if n in (B, S) else 1 for n in range(len(names))], S)
-        layer = jnp.where(hit, jnp.expand_dims(new, S), layer)
-    if v == "vmap":
-        layer = jax.vmap(lambda row, x, p: lax.dynamic_update_slice_in_dim(row, x, p, S - 1), in_axes=(0,0,0))(layer, jnp.expand_dims(new, S), at)
-    if v == "scatter":
-        layer = layer.at[jnp.arange(new.shape[0]), at].set(new)
-    return lax.dynamic_update_index_in_dim(cache, layer, index, 0)
-
-
-def _rope(x: Array, pos: Array, context: Context) -> Array:
-    half = x.shape[-1] // 2
-    angles = wide(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    left, right, cos, sin = wide(x[..., :half]), wide(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
-
-
-def _attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context) -> Array:
-    """`[B, (T,) K, M, H]` queries at `pos` [B, T] on keys `[B, S, K, H]` at `at` [B, S], whose last block is smaller."""
-    decode = q.ndim == 4
-    q = q[:, None] if decode else q
-    S = k.shape[1]
-    block = S if decode else _divisor(S, context.block)
-    B, T, K, M, H = q.shape
-    top = jnp.full((B, K, M, T), LEAST, jnp.float32)
-    state = (jnp.zeros((B, K, M, T, H), jnp.float32), top, jnp.zeros_like(top))
-
-    def visit(state: Any, i: Array) -> tuple[Any, None]:
-        part = [lax.dynamic_slice_in_dim(x, i * block, block, 1) for x in (k, v, at)] if block < S else (k, v, at)
-        return _absorbed(state, q, pos, *part, context), None
-
-    state = visit(state, jnp.int32(0))[0] if block == S else lax.scan(visit, state, jnp.arange(S // block))[0]
-    O = (state[0] / jnp.maximum(state[2], TINY)[..., None]).transpose(0, 3, 1, 2, 4).astype(context.activations)
-    return O[:, 0] if decode else O
-
-
-def _divisor(size: int, least: int) -> int:
-    return max(d for d in range(1, min(size, least) + 1) if size % d == 0)
-
-
-def _absorbed(
-    state: tuple[Array, Array, Array], q: Array, pos: Array, k: Array, v: Array, at: Array, context: Context
-) -> tuple[Array, Array, Array]:
-    def product(text: str, x: Array, y: Array) -> Array:
-        return jnp.einsum(text, x.astype(context.compute), y.astype(context.compute), preferred_element_type=jnp.float32)
-
-    scores = product("btkmh,bskh->bkmts", q, k) * q.shape[-1] ** -0.5
-    age = pos[:, :, None] - at[:, None, :]
-    seen = (age >= 0) & (at >= 0)[:, None] & (True if context.window is None else age < context.window)
-    seen = seen[:, None, None]
-    top = jnp.maximum(state[1], jnp.max(jnp.where(seen, scores, LEAST), axis=-1))
-    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)
-    kept = jnp.exp(state[1] - top)
-    return (
-        state[0] * kept[..., None] + product("bkmts,bskh->bkmth", weights, v),
-        top,
-        state[2] * kept + weights.sum(-1),
-    )
+            return update(cache, names, new.astype(cache.dtype), index, at)

@@ -62,7 +62,7 @@ def _gained(a: Tensor, b: Tensor) -> tuple[int, Axes]:
 
 
 def _joined(arrays: Sequence[Array]) -> Array:
-    """`[n, ...]` each -> `[n, rows, columns]`, by the columns that all have: what is tiled alike moves without a copy."""
+    """`[n, ...]` each -> `[n, rows, columns]`, by the columns that all have: equal tiles move without a copy."""
     if len({x.dtype for x in arrays}) > 1:
         raise InputError(f"one collective moves one dtype; got {', '.join(str(x.dtype) for x in arrays)}")
     columns = _columns([x.shape[1:] or (1,) for x in arrays])

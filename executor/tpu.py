@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import msgspec
@@ -20,7 +21,8 @@ from executor.promises import promises, widths
 from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, skipped, verdict
 from mesh.slices import parse_slice
-from planner.plan import Plan
+from planner.plan import Plan, TensorSpec
+from strategies.dtypes import dtype_bytes
 
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
@@ -130,15 +132,18 @@ def _temporaries(facts: Facts, made: Compiled) -> list[str]:
 
 
 def _copies(facts: Facts, made: Compiled) -> Iterator[Finding | None]:
-    """One cache tensor is the least that counts as of cache size; in prefill the cache is made, so it may be moved."""
+    """The first copy from the smallest cache tensor's size on; in prefill the cache is made, so it may be moved."""
     size = _cache_tensor_bytes(facts.plan)
-    copies = big_copies(made.text, size) if size and facts.plan.phase == "decode" else []
-    yield from [_copy(a) for a in copies] or [None]
-    aliased = made.alias_bytes >= facts.plan.memory.kv_bytes * (1 - ARGUMENTS_WITHIN) or facts.plan.phase != "decode"
-    found = gb(made.alias_bytes)
-    yield None if aliased else Finding(
-        what="cache", promised=f"{gb(facts.plan.memory.kv_bytes)} updated in place", found=found
-    )
+    if facts.plan.phase != "decode" or not size:
+        return
+    yield next(map(_copy, big_copies(made.text, size)), None)
+    yield _in_place(facts.plan.memory.kv_bytes, made.alias_bytes)
+
+
+def _in_place(promised: float, found: float) -> Finding | None:
+    if found >= promised * (1 - ARGUMENTS_WITHIN):
+        return None
+    return Finding(what="cache", promised=f"{gb(promised)} updated in place", found=gb(found))
 
 
 def _copy(a: Array) -> Finding:
@@ -158,11 +163,7 @@ def _cache_tensor_bytes(plan: Plan) -> float:
     return min(found, default=0.0)
 
 
-def _local_bytes(spec: Any, sizes: Mapping[str, int]) -> float:
-    from math import prod
-
-    from strategies.dtypes import dtype_bytes
-
+def _local_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> float:
     ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
     return prod(spec.shape) / ways * dtype_bytes(spec.dtype)
 

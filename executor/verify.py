@@ -121,7 +121,7 @@ def _tpu_compiler(plan: Plan, mode: str, programs: Programs) -> Level:
         return automatic(plan, "tpu-compiler", programs=programs)
     from executor.tpu import tpu_compiler
 
-    return tpu_compiler(plan, mode, programs=programs)
+    return tpu_compiler(plan, mode)
 
 
 def _timing(plan: Plan, mode: str, programs: Programs) -> Level:

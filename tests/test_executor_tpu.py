@@ -83,12 +83,12 @@ def test_more_plans_are_what_the_compiler_makes(case: tuple[str, str, str, int, 
 
 @needs_compiler
 def test_verdicts_agree_on_both_sides_of_the_edge() -> None:
-    """Llama-8B on v5e:2x2 at context 8192: the largest batch that fits, to 0.05% of HBM, compiles; the next does not."""
-    plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 48, 8192)
-    assert 0.999 < plan.memory.total_bytes / plan.memory.usable_bytes < 1
+    """Llama-8B on v5e:2x4 at context 8192: the largest batch fills 99.99% of HBM and compiles, one more does not."""
+    plan = plan_of("llama-3.1-8b", "v5e:2x4", "decode", 111, 8192)
+    assert 0.9999 < plan.memory.total_bytes / plan.memory.usable_bytes < 1
     with pytest.raises(meshwright.NothingFits):
-        plan_of("llama-3.1-8b", "v5e:2x2", "decode", 52, 8192)
-    more = at_batch(plan, 52)
+        plan_of("llama-3.1-8b", "v5e:2x4", "decode", 112, 8192)
+    more = at_batch(plan, 112)
     assert isinstance(compile_plan(plan).made, Compiled)
     need = compile_plan(more).made
     assert isinstance(need, DoesNotFit)
@@ -140,13 +140,15 @@ def test_a_copied_cache_is_a_finding() -> None:
     """A copy of one cache tensor in the program's text is found by its size, and a cache that is not aliased, too."""
     facts = small()
     assert isinstance(facts.made, Compiled)
-    of_cache = next(line for line in facts.made.text.splitlines() if "['Kc']" in line and " parameter(" in line)
+    of_cache = next(line for line in facts.made.text.splitlines() if "'Kc" in line and " parameter(" in line)
     name, shape = of_cache.split("=")[0].strip(), of_cache.split("=")[1].split(" parameter(")[0]
     copied = facts.made.text.replace(of_cache, f"{of_cache}\n  %copy.9999 ={shape} copy({name})")
-    for change in ({"alias_bytes": 0}, {"text": copied}):
+    for change, promised in (
+        ({"alias_bytes": 0}, "1.0737 GB updated in place"),
+        ({"text": copied}, "updated in place"),
+    ):
         found = judge(replace(facts, made=replace(facts.made, **change)), "manual")
-        assert [finding.promised for finding in found.findings if "cache" in finding.what]
-        assert "in place" in found.findings[-1].promised or "alias_bytes" in change
+        assert promised in [finding.promised for finding in found.findings if finding.what.startswith("cache")]
 
 
 def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
