@@ -20,7 +20,7 @@ from msgspec.structs import replace as changed
 from executor.automatic_check import judge_collectives
 from executor.automatic_model import Plain
 from executor.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
-from executor.context import Array
+from executor.context import Array, untyped
 from executor.devices import build_mesh, tpu_devices
 from executor.engine import Engine, engine_of
 from executor.host_collectives import capacity_factor
@@ -55,7 +55,7 @@ class Automatic(Engine):
             return x
         axes = dict(zip(asked.dims, asked.axes, strict=True))
         where = self.sharding(PartitionSpec(*(axes[d] or None for d in dims)))
-        found: Array = jax.lax.with_sharding_constraint(x, where)
+        found: Array = untyped.with_sharding_constraint(x, where)
         return found
 
     def decode_step(self, logits: bool = False) -> Any:
@@ -116,7 +116,9 @@ def constraints_of(plan: Plan) -> dict[str, TensorSpec]:
         unit, _, tensor = name.rpartition("/")
         if tensor == "k" and "T" in k.dims:
             keys = _uncut(k, "T")
-            found |= {f"{unit}/{g}": changed(keys, dims=("B", "S", *k.dims[2:])) for g in ("Kg", "Vg")}
+            dims = ("B", "S", *k.dims[2:])
+            found |= {f"{unit}/{c}": changed(k, dims=dims) for c in ("Kc", "Vc")}
+            found |= {f"{unit}/{g}": changed(keys, dims=dims) for g in ("Kg", "Vg")}
             found[f"{unit}/at"] = changed(keys, dims=("B", "S"), shape=k.shape[:2], axes=((), ()))
     return found | _embedded(plan)
 

@@ -29,6 +29,7 @@ def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: A
 
 
 def rope(x: Array, pos: Array, context: Context) -> Array:
+    """Turns the pairs (i, i + H/2) of `[..., heads, H]` by pos * theta^(-2i/H)."""
     half = x.shape[-1] // 2
     angles = wide(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     left, right, cos, sin = wide(x[..., :half]), wide(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
@@ -36,7 +37,7 @@ def rope(x: Array, pos: Array, context: Context) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context) -> Array:
-    """`[B, (T,) K, M, H]` queries at `pos` [B, T] on keys `[B, S, K, H]` at `at` [B, S], whose last block is smaller."""
+    """`[B, (T,) K, M, H]` queries at `pos` [B, T] on keys `[B, S, K, H]` at `at` [B, S]."""
     decode = q.ndim == 4
     q = q[:, None] if decode else q
     S = k.shape[1]
@@ -50,17 +51,17 @@ def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context
         return _absorbed(state, q, pos, *part, context), None
 
     state = visit(state, jnp.int32(0))[0] if block == S else lax.scan(visit, state, jnp.arange(S // block))[0]
-    O = (state[0] / jnp.maximum(state[2], TINY)[..., None]).transpose(0, 3, 1, 2, 4).astype(context.activations)
-    return O[:, 0] if decode else O
+    found: Array = (
+        (state[0] / jnp.maximum(state[2], TINY)[..., None]).transpose(0, 3, 1, 2, 4).astype(context.activations)
+    )
+    return found[:, 0] if decode else found
 
 
 def _divisor(size: int, least: int) -> int:
     return max(d for d in range(1, min(size, least) + 1) if size % d == 0)
 
 
-def _absorbed(
-    state: tuple[Array, Array, Array], q: Array, pos: Array, k: Array, v: Array, at: Array, context: Context
-) -> tuple[Array, Array, Array]:
+def _absorbed(state: State, q: Array, pos: Array, k: Array, v: Array, at: Array, context: Context) -> State:
     def product(text: str, x: Array, y: Array) -> Array:
         return jnp.einsum(
             text, x.astype(context.compute), y.astype(context.compute), preferred_element_type=jnp.float32

@@ -18,12 +18,11 @@ import numpy as np
 
 from executor.hlo import Collective, collectives
 from executor.promises import Promise, promises, widths
-from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
+from executor.rewrites import Comparison, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, verdict
 from planner.plan import Plan
 
 Sizes = Mapping[str, int]
-LAYERS, VOCAB = "the layers", "the vocabulary"
 SLACK = 1.001
 _GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? *\{([^}]*)\}"
@@ -40,10 +39,11 @@ def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str
 
 
 def _parts(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
-    for name in (LAYERS, VOCAB):
-        ours = [p for p in promised if p.text.startswith("vocab:") == (name == VOCAB)]
-        theirs = [c for c in found if _in_vocab(c) == (name == VOCAB)]
-        yield _Part(name, compare_collectives(ours, theirs, sizes), sizes)
+    """The layers, and the vocabulary."""
+    for vocab in (False, True):
+        ours = [p for p in promised if (_component(p) == "vocab") == vocab]
+        theirs = [c for c in found if _in_vocab(c) == vocab]
+        yield _Part(compare_collectives(ours, theirs, sizes), sizes)
 
 
 def _in_vocab(c: Collective) -> bool:
@@ -101,17 +101,54 @@ def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:
 def tensor_of(c: Collective) -> str:
     """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name."""
     words = [w for w in c.op_name.split("/") if not w.startswith("jit(")]
-    words = [w for w in words if w not in ("while", "body", "closed_call", "cond")]
+    words = [w.lstrip("(") for w in words if w not in ("while", "body", "closed_call", "cond")]
     if len(words) > 1:
         return f"{words[0]}/{words[1]}"
     return "".join(words) or "an unnamed operation"
 
 
 @dataclass(frozen=True)
+class _Lot:
+    """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
+
+    promised: tuple[Promise, ...]
+    found: tuple[Collective, ...]
+    sizes: Sizes
+
+    @property
+    def extra(self) -> float:
+        """Bytes sent beyond the price."""
+        return sum(map(_of_collective, self.found)) - _promised_bytes(self.promised, self.sizes)
+
+    @property
+    def excess(self) -> float:
+        """Bytes sent beyond the price with a ReduceScatter's twice; at most 0: that is well."""
+        twice = _promised_bytes([p for p in self.promised if p.kind == "ReduceScatter"], self.sizes)
+        return self.extra - twice - (SLACK - 1) * _promised_bytes(self.promised, self.sizes)
+
+    def note(self) -> str:
+        """What comes instead of what."""
+        wanted = "; ".join(_priced(p, self.sizes) for p in self.promised) or "nothing"
+        return f"instead of {wanted} XLA does {_counted(self.found, self.sizes)}, {_mb(self.extra)}"
+
+    def findings(self) -> Iterator[Finding]:
+        """The largest collectives, until they make up what is sent too much."""
+        excess = self.excess
+        for c in sorted(self.found, key=lambda c: (-_of_collective(c), c.name)):
+            if excess <= 0:
+                return
+            excess -= _of_collective(c)
+            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
+
+    def _instead(self, c: Collective) -> str:
+        component = tensor_of(c).split("/")[0]
+        return "; ".join(_priced(p, self.sizes) for p in self.promised if _component(p) == component) or "nothing"
+
+
+@dataclass(frozen=True)
 class _Part:
     """What came of one part of the step."""
 
-    name: str
     outcome: Comparison
     sizes: Sizes
 
@@ -121,50 +158,34 @@ class _Part:
         return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.promised, self.sizes)]
 
     @cached_property
-    def _unexplained(self) -> list[Difference | Rewrite]:
-        return [*self.outcome.differences, *(r for r in self.outcome.rewrites if r not in self._kept)]
-
-    @property
-    def promised(self) -> list[Promise]:
-        """What was priced, and nothing explains how it is done."""
-        return list(dict.fromkeys(p for d in self._unexplained for p in d.promised))
-
-    @property
-    def found(self) -> list[Collective]:
-        """What is done, and was not priced."""
-        return list(dict.fromkeys(c for d in self._unexplained for c in d.found))
-
-    @property
-    def _sent(self) -> float:
-        return sum(map(_of_collective, self.found))
-
-    @property
-    def _excess(self) -> float:
-        """Bytes sent beyond the price, a ReduceScatter's twice."""
-        budget = sum(_of_promise(p, self.sizes) * (2 if p.kind == "ReduceScatter" else 1) for p in self.promised)
-        return self._sent - SLACK * budget
+    def _lots(self) -> list[_Lot]:
+        """Those that are well by themselves, and last what is left of all."""
+        left = [*self.outcome.differences, *(r for r in self.outcome.rewrites if r not in self._kept)]
+        wanted = dict.fromkeys(p for d in left for p in d.promised)
+        found = dict.fromkeys(c for d in left for c in d.found)
+        lots = []
+        for component, axes in dict.fromkeys((_component(p), p.axes) for p in wanted):
+            ours = tuple(p for p in wanted if (_component(p), p.axes) == (component, axes))
+            theirs = tuple(c for c in found if (tensor_of(c).split("/")[0], c.axes(self.sizes)) == (component, axes))
+            lot = _Lot(ours, theirs, self.sizes)
+            if theirs and lot.excess <= 0:
+                lots.append(lot)
+        used = {id(x) for lot in lots for x in (*lot.promised, *lot.found)}
+        rest = (tuple(x for x in side if id(x) not in used) for side in (wanted, found))
+        return [*lots, _Lot(*rest, self.sizes)]
 
     def findings(self) -> Iterator[Finding]:
-        """The largest collectives, until they make up what is sent too much."""
-        excess = self._excess
-        for c in sorted(self.found, key=lambda c: (-_of_collective(c), c.name)):
-            if excess <= 0:
-                return
-            excess -= _of_collective(c)
-            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
-
-    def _instead(self, c: Collective) -> str:
-        """What was priced for the component and did not come."""
-        component = tensor_of(c).split("/")[0]
-        return "; ".join(_priced(p, self.sizes) for p in self.promised if p.text.startswith(f"{component}:")) or "none"
+        """What is sent too much."""
+        return self._lots[-1].findings()
 
     def notes(self) -> Iterator[str]:
         """Rewrites, and what comes instead of what was priced, where it is not too much."""
         yield from map(_rewrite, self._kept)
-        if self._excess <= 0 and (self.found or self.promised):
-            extra = self._sent - _promised_bytes(self.promised, self.sizes)
-            did, wanted = _counted(self.found, self.sizes), "; ".join(_priced(p, self.sizes) for p in self.promised)
-            yield f"in {self.name} XLA does other collectives, {_mb(extra)}: {did}; instead of {wanted or 'nothing'}"
+        yield from (lot.note() for lot in self._lots if lot.excess <= 0 and (lot.found or lot.promised))
+
+
+def _component(p: Promise) -> str:
+    return p.text.split(":")[0]
 
 
 def _counted(found: Sequence[Collective], sizes: Sizes) -> str:

@@ -153,8 +153,8 @@ class Ops:
         """The residual after one layer of the component, and its caches: all layers where held, else this one's."""
         n, written, added = self.normed(R, p["norm"]), dict[str, Array](), []
         if "WQ" in p:
-            O, written = self._attention(n, p, cache, index, pos)
-            added.append(self.product("o", self.dims, (O, self._tokens + "NH"), (p["WO"], "NHD")))
+            heads, written = self._attention(n, p, cache, index, pos)
+            added.append(self.product("o", self.dims, (heads, self._tokens + "NH"), (p["WO"], "NHD")))
         if "WR" in p:
             added.append(self._moe(n, p))
         elif "Wi" in p:
@@ -220,7 +220,7 @@ class Ops:
     ) -> tuple[Array, dict[str, Array]]:
         q, k, v = self._projected(n, p, pos)
         if cache is None:
-            kept = {c: x.astype(self.unit.caches[c].dtype) for c, x in (("Kc", k), ("Vc", v))}
+            kept = {c: self._placed(c, "BSKH", x.astype(self.unit.caches[c].dtype)) for c, x in (("Kc", k), ("Vc", v))}
             written = {c: self._in_order(x, self.unit.caches[c]) for c, x in kept.items()}
             keys, values = self._placed("Kg", "BSKH", kept["Kc"]), self._placed("Vg", "BSKH", kept["Vc"])
             at = self._placed("at", "BS", pos)
@@ -230,8 +230,8 @@ class Ops:
             slots = stored_slots(self.unit.caches["Kc"], self._context)
             at = last_written(slots, pos[:, None], slots.shape[0])
         with self._scope("O"):
-            O = attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
-        return self._placed("O", self._tokens + "NH", O.reshape(*n.shape[:-1], -1, O.shape[-1])), written
+            heads = attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
+        return self._placed("O", self._tokens + "NH", heads.reshape(*n.shape[:-1], -1, heads.shape[-1])), written
 
     def _projected(self, n: Array, p: Weights, pos: Array) -> tuple[Array, Array, Array]:
         t, M = self._tokens, p["WQ"].shape[1] // p["WK"].shape[1]

@@ -1,4 +1,4 @@
-"""The commands that prove: `verify` and `calibrate` join the planner's. jax loads only when one runs."""
+"""The command that proves: `verify` joins the planner's. jax loads only when it runs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ REPORT_FORMATS = ("table", "json", "junit", "markdown")
 
 Levels = Annotated[
     list[str] | None,
-    typer.Option(
-        "--level", metavar="LEVEL[,...]", help="numerics, collectives, tpu-compiler, timing; default: the first three."
-    ),
+    typer.Option("--level", metavar="LEVEL[,...]", help="numerics, collectives, tpu-compiler; default: all."),
 ]
 Mode = Annotated[
     str, typer.Option("--mode", metavar="manual|automatic|both", help="shard_map, or jit with the plan's specs.")

@@ -17,7 +17,7 @@ import msgspec
 from executor.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
 from executor.devices import Unavailable, build_mesh, tpu_devices
 from executor.hlo import Array, big_arrays, big_copies, collectives
-from executor.promises import promises, widths
+from executor.promises import Promise, promises, widths
 from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, skipped, verdict
 from mesh.slices import parse_slice
@@ -26,7 +26,7 @@ from strategies.dtypes import dtype_bytes
 
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
-EDGE_WITHIN = 0.01  # of usable HBM: what code and the runtime take may decide here
+EDGE_WITHIN = 0.01  # beyond usable HBM a plan may say that it does not fit, and be wrong by so little
 CAPACITY_FACTOR = 1.0  # slots per expert that the plan prices: the mean
 NAMED = 5  # of the largest temporaries
 
@@ -45,10 +45,14 @@ class Facts:
         memory = self.plan.memory
         return memory.weights_bytes + (memory.kv_bytes if self.plan.phase == "decode" else 0.0)
 
+    @property
+    def promised(self) -> list[Promise]:
+        """The priced collectives."""
+        return promises(self.plan.cost.steps, self.axes, widths(self.plan))
+
     def comparison(self, made: Compiled) -> Comparison:
         """The compiled collectives against the priced ones."""
-        promised = promises(self.plan.cost.steps, self.axes, widths(self.plan))
-        return compare_collectives(promised, collectives(made.text), self.axes)
+        return compare_collectives(self.promised, collectives(made.text), self.axes)
 
 
 def tpu_compiler(plan: Plan, mode: str = "manual") -> Level:
@@ -88,11 +92,11 @@ def judge(facts: Facts, mode: str) -> Level:
     comparison = facts.comparison(facts.made)
     findings = (*filter(None, checks), *map(_difference, comparison.differences))
     notes = (*_memory_notes(facts, facts.made), *map(_rewrite, comparison.rewrites))
-    return verdict(LEVEL, mode, len(checks) + len(facts.plan.cost.steps), findings, notes)
+    return verdict(LEVEL, mode, len(checks) + len(facts.promised), findings, notes)
 
 
 def _over_full(plan: Plan, made: DoesNotFit, mode: str) -> Level:
-    """A plan that says itself that it does not fit is right; its need is then given to 1%."""
+    """A plan that says itself that it does not fit is right."""
     memory, found = plan.memory, f"{gb(made.need_bytes)} needed, {gb(made.have_bytes)} usable"
     if memory.total_bytes > memory.usable_bytes:
         return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {found}",))

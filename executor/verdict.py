@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.plan import Value
 
 SCHEMA = "meshwright.report/1"
-LEVELS = ("plan", "numerics", "collectives", "tpu-compiler", "timing")
+LEVELS = ("plan", "numerics", "collectives", "tpu-compiler")
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 

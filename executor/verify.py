@@ -73,7 +73,7 @@ def _check(levels: Sequence[str] | None, mode: str) -> None:
 
 def _modes(level: str, mode: str) -> tuple[str, ...]:
     """The modes of a level: what XLA makes of an exported plan shows in its collectives and its compilation."""
-    if level in ("numerics", "timing"):
+    if level == "numerics":
         return ("manual",)
     return ("manual", "automatic") if mode == "both" else (mode,)
 
@@ -95,7 +95,7 @@ def _run(plan: Plan, level: str, mode: str, programs: Programs, asked: bool, pro
 
 def _runners() -> Mapping[str, Runner]:
     """The levels; each loads what it needs when it runs."""
-    return {"numerics": _numerics, "collectives": _collectives, "tpu-compiler": _tpu_compiler, "timing": _timing}
+    return {"numerics": _numerics, "collectives": _collectives, "tpu-compiler": _tpu_compiler}
 
 
 def _numerics(plan: Plan, mode: str, programs: Programs) -> Level:
@@ -122,12 +122,6 @@ def _tpu_compiler(plan: Plan, mode: str, programs: Programs) -> Level:
     from executor.tpu import tpu_compiler
 
     return tpu_compiler(plan, mode)
-
-
-def _timing(plan: Plan, mode: str, programs: Programs) -> Level:
-    from executor.timing import timing
-
-    return timing(plan, programs=programs)
 
 
 def _timed(run: Callable[[], Level], progress: Progress, what: str) -> Level:

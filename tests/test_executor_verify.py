@@ -48,7 +48,7 @@ def impossible(*_: object, **__: object) -> Level:
 
 def levels(monkeypatch: pytest.MonkeyPatch, **runners: Callable[..., Level]) -> None:
     """Replace the levels by these."""
-    known = {"numerics": passing, "collectives": passing, "tpu-compiler": passing, "timing": passing}
+    known = {"numerics": passing, "collectives": passing, "tpu-compiler": passing}
     found = known | {name.replace("_", "-"): run for name, run in runners.items()}
     monkeypatch.setattr(module, "_runners", lambda: found)
 
@@ -114,7 +114,7 @@ def test_a_level_asked_for_that_cannot_run_exits_2(
     [
         (
             ("--level", "vibes"),
-            "level 'vibes' is not known; expected one of numerics, collectives, tpu-compiler, timing",
+            "level 'vibes' is not known; expected one of numerics, collectives, tpu-compiler",
         ),
         (("--mode", "magic"), "mode 'magic' is not known; expected one of manual, automatic, both"),
         (("--format", "pdf"), "--format 'pdf': expected table, json, junit or markdown"),
