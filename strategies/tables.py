@@ -104,14 +104,23 @@ def _rejections(found: Fit, component: Component, batches: Ints) -> list[tuple[s
     return result
 
 
+def _slot_axes(part: Part) -> Sequence[str]:
+    """The program axes that cut the slots of experts where tokens are dispatched."""
+    return next((s.outputs[0].axes("C") for s in part.program.steps if s.op == "Dispatch"), ())
+
+
 def scope_of(
     part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
 ) -> ArrayScope:
-    """A scope over rows, with the quantities that depend on the batch."""
+    """A scope over rows, with the quantities that depend on the batch.
+
+    `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.
+    """
     tokens = sizes["B"] * sizes.get("T", 1)
     extra: dict[str, Number] = {"tokens": tokens}
     if "experts" in sizes:
-        extra["C"] = tokens * sizes["k"] / sizes["experts"]
+        shards = _ways(_slot_axes(part), masks, rates)
+        extra["C"] = shards * np.ceil(tokens * sizes["k"] / (sizes["experts"] * shards))
     return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)
 
 
