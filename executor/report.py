@@ -44,7 +44,8 @@ def junit(report: Report) -> bytes:
     for level in report.levels:
         _case(suite, level)
     ElementTree.indent(suite)
-    return b'<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suite, encoding="utf-8") + b"\n"
+    text: str = ElementTree.tostring(suite, encoding="unicode")
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text}\n'.encode()
 
 
 def _case(suite: ElementTree.Element, level: Level) -> None:

@@ -230,13 +230,13 @@ WRONG: Mapping[str, tuple[str, str, str]] = {
     "gate and input swapped": ("mlp", "SwiGLU(u[B_G, F_YX], h[B_G, F_YX])", "SwiGLU(h[B_G, F_YX], u[B_G, F_YX])"),
     "keys appended as values": (
         "attention",
-        "= Append(Vc[B_GXzZ, S_RWw, K_Y, H], v[",
-        "= Append(Vc[B_GXzZ, S_RWw, K_Y, H], k[",
+        "= Append(Vc[B_GXzZ, K_Y, S_RWw, H], v[",
+        "= Append(Vc[B_GXzZ, K_Y, S_RWw, H], k[",
     ),
     "keys attended as values": (
         "attention",
-        "Vc[B_GXzZ, S_RWw, K_Y, H], pos[B_GXzZ])\nO",
-        "Kc[B_GXzZ, S_RWw, K_Y, H], pos[B_GXzZ])\nO",
+        "Vc[B_GXzZ, K_Y, S_RWw, H], pos[B_GXzZ])\nO",
+        "Kc[B_GXzZ, K_Y, S_RWw, H], pos[B_GXzZ])\nO",
     ),
     "keys not turned": ("attention", "k[B_GXzZ, K_Y, H] = Rope(k[B_GXzZ, K_Y, H], pos[B_GXzZ])\n", ""),
 }
