@@ -133,8 +133,9 @@ def _embedded(plan: Plan) -> dict[str, TensorSpec]:
     table, given = plan.specs.get("vocab/Em"), next(s for s in plan.cost.steps if s.op == "Lookup")
     if stream is None or table is None:
         return {}
-    pos = TensorSpec(dims=("B", "T"), shape=stream.shape[:2], axes=((), ()), dtype="int32")
-    found = {"model/vocab/pos": pos} if "T" in stream.dims else {}
+    tokens = stream.dims[:-1]  # B, and T in prefill
+    pos = TensorSpec(dims=tokens, shape=stream.shape[: len(tokens)], axes=((),) * len(tokens), dtype="int32")
+    found = {"model/vocab/pos": pos}
     cut = {dim: tuple(axes) for dim, axes in re.findall(r"(\w)_(\w+)", given.text.split("=")[0])}
     if not table.axes[table.dims.index("V")]:
         found["model/vocab/x"] = changed(stream, axes=tuple(cut.get(d, ()) for d in stream.dims))

@@ -25,7 +25,9 @@ def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: A
     layer = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
     slots = jnp.arange(layer.shape[S]).reshape([-1 if d == "S" else 1 for d in names])
     ours = slots == at.reshape([-1 if d == "B" else 1 for d in names])
-    return lax.dynamic_update_index_in_dim(cache, jnp.where(ours, jnp.expand_dims(new, S), layer), index, 0)
+    layer = jnp.where(ours, jnp.expand_dims(new, S), layer)
+    found: Array = lax.dynamic_update_index_in_dim(cache, layer, index, 0)
+    return found
 
 
 def rope(x: Array, pos: Array, context: Context) -> Array:
@@ -47,8 +49,8 @@ def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context
     state = (jnp.zeros((B, K, M, T, H), jnp.float32), top, jnp.zeros_like(top))
 
     def visit(state: Any, i: Array) -> tuple[Any, None]:
-        part = [lax.dynamic_slice_in_dim(x, i * block, block, 1) for x in (k, v, at)] if block < S else (k, v, at)
-        return _absorbed(state, q, pos, *part, context), None
+        part = [lax.dynamic_slice_in_dim(x, i * block, block, 1) for x in (k, v, at)] if block < S else [k, v, at]
+        return _absorbed(state, q, pos, part[0], part[1], part[2], context), None
 
     state = visit(state, jnp.int32(0))[0] if block == S else lax.scan(visit, state, jnp.arange(S // block))[0]
     found: Array = (

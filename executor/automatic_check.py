@@ -18,7 +18,7 @@ import numpy as np
 
 from executor.hlo import Collective, collectives
 from executor.promises import Promise, promises, widths
-from executor.rewrites import Comparison, Rewrite, compare_collectives
+from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, verdict
 from planner.plan import Plan
 
@@ -160,7 +160,8 @@ class _Part:
     @cached_property
     def _lots(self) -> list[_Lot]:
         """Those that are well by themselves, and last what is left of all."""
-        left = [*self.outcome.differences, *(r for r in self.outcome.rewrites if r not in self._kept)]
+        left: list[Difference | Rewrite] = [*self.outcome.differences]
+        left += [r for r in self.outcome.rewrites if r not in self._kept]
         wanted = dict.fromkeys(p for d in left for p in d.promised)
         found = dict.fromkeys(c for d in left for c in d.found)
         lots = []
@@ -171,8 +172,8 @@ class _Part:
             if theirs and lot.excess <= 0:
                 lots.append(lot)
         used = {id(x) for lot in lots for x in (*lot.promised, *lot.found)}
-        rest = (tuple(x for x in side if id(x) not in used) for side in (wanted, found))
-        return [*lots, _Lot(*rest, self.sizes)]
+        rest = tuple(p for p in wanted if id(p) not in used), tuple(c for c in found if id(c) not in used)
+        return [*lots, _Lot(rest[0], rest[1], self.sizes)]
 
     def findings(self) -> Iterator[Finding]:
         """What is sent too much."""

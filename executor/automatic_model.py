@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from executor.automatic_attention import attend, rope, update
-from executor.context import Array, Context, subscripts, wide
+from executor.context import Array, Context, plain, plains, subscripts, wide
 from executor.prompts import stored_slots
 from executor.steps_attention import last_written
 from executor.steps_moe import combine, dispatch, top_k
@@ -53,7 +53,8 @@ class Plain:
     def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
         """(next tokens, their logits or None, the prompts' caches)."""
         pos = self.place(self.vocab, "pos", "BT", jnp.broadcast_to(positions, tok.shape))
-        R, made = self._embed(params, tok, "BTD"), dict[str, dict[str, list[Array]]]()
+        made: dict[str, dict[str, list[Array]]] = {}
+        R = self._embed(params, tok, "BTD")
         for number, group in enumerate(self.model.groups):
             R, _, found = self._layers(number, group, params, {}, R, pos)
             for c, tensors in found.items():
@@ -89,12 +90,13 @@ class Plain:
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in ours}
 
         def layer(carry: tuple[Array, Tree], at: Array) -> tuple[tuple[Array, Tree], Tree]:
-            R, cache, made = carry[0], dict(carry[1]), {}
+            R, cache, made = carry[0], dict(carry[1]), Tree()
+            where = self.place(self.vocab, "pos", "BT"[: pos.ndim], pos)
             for unit in ours:
                 index = first[unit.name] + at
                 p = {n: lax.dynamic_index_in_dim(x, index, 0, keepdims=False) for n, x in params[unit.name].items()}
                 R, written = Ops(self, unit, "BTD" if pos.ndim == 2 else "BD").layer(
-                    R, p, cache.get(unit.name), index, pos
+                    R, p, cache.get(unit.name), index, where
                 )
                 if written:
                     (cache if unit.name in cache else made)[unit.name] = written
@@ -179,14 +181,14 @@ class Ops:
         """Slots are counted on each shard of the tokens, as the plan has them; experts are whole arrays over E."""
         l = self.product("router", self._tokens + "E", (n, self.dims), (p["WR"], "DE"))  # noqa: E741
         with self._scope("router"):
-            weights, experts = (self._shards(x) for x in top_k(self._step("TopK"), self._context, (l,)))
+            weights, experts = (self._shards(x) for x in plains(top_k(self._step("TopK"), self._context, (l,))))
         with self._scope("x"):
             run, C = self._step("Dispatch"), self._step("Dispatch").outputs[0].names.index("C")
-            x = jax.vmap(lambda *v: dispatch(run, self._context, v)[0], out_axes=C)(self._shards(n), experts)
+            x = jax.vmap(lambda *v: plain(dispatch(run, self._context, v)[0]), out_axes=C)(self._shards(n), experts)
         y = self._mlp(self._placed("x", "ECD", x.reshape(x.shape[0], -1, x.shape[-1])), p, "E")
         with self._scope("o"):
             run, y = self._step("Combine"), y.reshape(x.shape)
-            o = jax.vmap(lambda *v: combine(run, self._context, v)[0], in_axes=(C, 0, 0))(y, weights, experts)
+            o = jax.vmap(lambda *v: plain(combine(run, self._context, v)[0]), in_axes=(C, 0, 0))(y, weights, experts)
         return self._placed("o", self.dims, self._joined(o, n.shape))
 
     def _step(self, op: str) -> Step:
@@ -256,7 +258,7 @@ class Ops:
         return x.transpose(order)
 
     def _read(self, cache: Array, stored: Stored, index: Array) -> Array:
-        x = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
+        x: Array = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
         return x.transpose([stored.type.names.index(d) for d in "BSKH"])
 
     def _append(self, cache: Array, stored: Stored, new: Array, index: Array, pos: Array) -> Array:

@@ -1,0 +1,183 @@
+"""Automatic mode: XLA's own collectives against the priced ones, with and without constraints; numerics; findings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true",
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+import meshwright
+from executor import automatic as module
+from executor.automatic import automatic, automatic_engine, automatic_step, constraints_of
+from executor.automatic_check import sent_bytes, with_listed_groups
+from executor.compiled import CompileFailed, DoesNotFit
+from executor.hlo import parse_groups
+from executor.numerics import host_mesh, run_numerics
+from planner.plan import Plan
+
+pytestmark = pytest.mark.skipif(
+    len(jax.devices()) < 8, reason="needs 8 host devices: XLA_FLAGS=--xla_force_host_platform_device_count=8"
+)
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs meshwright[tpu]")
+
+
+def helper(name: str) -> ModuleType:
+    """The module tests/name.py, whichever way pytest imports tests."""
+    full = f"meshwright_tests_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, Path(__file__).parent / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[full])
+    return sys.modules[full]
+
+
+drawn = helper("drawn")
+
+
+@cache
+def llama(phase: str = "decode") -> Plan:
+    """The best plan of Llama-3.1-70B in int8: decode of 64 sequences, or a prefill of 8 prompts."""
+    batch, context = (64, 8192) if phase == "decode" else (8, 2048)
+    found = meshwright.plan(
+        "llama-3.1-70b", "v5e:4x4", phase=phase, batches=[batch], context=context, weights="int8", kv="int8", top=1
+    )
+    return found.plans[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [
+        ("few", "prefill"),
+        ("mixed", "decode"),
+        *(
+            pytest.param(kind, phase, marks=pytest.mark.slow)
+            for kind in ("gqa", "moe", "parallel", "parallel-gqa", "mixed")
+            for phase in ("decode", "prefill")
+        ),
+    ],
+)
+def test_the_step_gives_the_logits_of_the_reference(kind: str, phase: str) -> None:
+    """With constraints, on 8 devices; prompts of different length, windows, experts, biases and layer norms."""
+    plan = drawn.draw(3, kind, phase, (2, 4))
+    level = run_numerics(
+        plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, constraints_of(plan))
+    )
+    assert (level.status, level.mode) == ("passed", "automatic"), level.findings
+
+
+def test_the_step_without_constraints_gives_the_same_numbers() -> None:
+    """XLA may move what it likes, but not change the result."""
+    plan = drawn.draw(3, "gqa", "decode", (2, 4))
+    level = run_numerics(plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, {}))
+    assert level.status == "passed", level.findings
+
+
+def test_under_constraints_xla_does_what_was_priced() -> None:
+    """On host devices a ReduceScatter is an AllReduce: a note."""
+    level = automatic(llama(), "collectives")
+    assert (level.level, level.mode, level.status) == ("collectives", "automatic", "passed"), level.findings
+    assert any("ReduceScatter" in note and "AllReduce" in note for note in level.notes)
+
+
+def test_a_dropped_constraint_is_told_by_what_xla_added() -> None:
+    """Without the constraint on attention's input, which is cut along D, the weights cut there are gathered."""
+    level = automatic(llama(), "collectives", without=["0/attention/n"])
+    assert level.status == "failed"
+    assert {"attention/Q", "attention/k"} <= {finding.what for finding in level.findings}
+    first = level.findings[0]
+    assert first.found.startswith("XLA added AllGather over Y of ")
+    assert "MB per device and step; op jit(" in first.found
+    assert first.promised.startswith("ReduceScatter over Y of ")
+
+
+@needs_compiler
+def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() -> None:
+    """At full size: 1.26 GB of WQ, WK and WV travel to each device in every step, where activations were to."""
+    plan = llama()
+    level = automatic(plan, "tpu-compiler")
+    assert (level.level, level.status) == ("tpu-compiler", "passed"), level.findings
+    assert level.notes[0].startswith("memory: arguments 9.7")
+    alone = automatic(plan, "tpu-compiler", constrained=False)
+    assert alone.status == "failed"
+    (finding, *_) = alone.findings
+    assert finding.what == "attention/Q"
+    assert "AllGather over Y of 16777216 s8, 80 times" in finding.found
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_tpu_compiler_follows_a_plan_of_prefill() -> None:
+    """Without constraints it gathers keys and values once per block of keys."""
+    level = automatic(llama("prefill"), "tpu-compiler")
+    assert level.status == "passed", level.findings
+    alone = automatic(llama("prefill"), "tpu-compiler", constrained=False)
+    assert "attention/O" in {finding.what for finding in alone.findings}
+
+
+def test_a_step_comes_with_its_arguments() -> None:
+    """Jitted, with shapes that have shardings: the cache is donated."""
+    plan = drawn.draw(3, "gqa", "decode", (2, 4))
+    step, arguments = automatic_step(plan, host_mesh(plan), constrained=False)
+    assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(arguments)} == {8}
+    assert step.lower(*arguments).donate_argnums
+
+
+def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's own words."""
+
+    def fail(*_: object) -> None:
+        raise CompileFailed("it failed")
+
+    monkeypatch.setattr(module, "compile_on", fail)
+    level = automatic(llama(), "collectives")
+    assert (level.status, level.findings[0].found) == ("failed", "it failed")
+    monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(2e9, 1e9))
+    level = automatic(llama(), "collectives")
+    assert (level.status, level.findings[0].what) == ("failed", "memory")
+    assert level.findings[0].found == "2.0000 GB needed, 1.0000 GB usable"
+
+
+def test_keys_and_values_of_a_prompt_are_whole_where_they_are_attended() -> None:
+    """Derived from the plan's constraint on k, which is cut along T."""
+    found = constraints_of(llama("prefill"))
+    assert found["0/attention/Kc"].axes == found["0/attention/k"].axes
+    assert found["0/attention/Kg"].axes == (found["0/attention/k"].axes[0], (), *found["0/attention/k"].axes[2:])
+    assert "0/attention/Kg" not in constraints_of(llama())
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("mesh['a'=2,'b'=2] {'b'}", "{{0,1},{2,3}}"),
+        ("mesh['a'=1,'b'=2,'c'=2], device_ids=([2,2]T(1,0)) {'b'}", "{{0,1},{2,3}}"),
+        ("mesh['a'=4,'b'=2] {'a':(2)2,'b'}", "{{0,1,2,3},{4,5,6,7}}"),
+        ("mesh['a'=4] {'a':(1)2}", "{{0,2},{1,3}}"),
+    ],
+)
+def test_groups_given_as_axes_are_listed(text: str, groups: str) -> None:
+    """Whole axes, parts of axes, and other orders of the devices."""
+    found = with_listed_groups(f"replica_groups={text}, dimensions={{1}}")
+    assert found.endswith(", dimensions={1}")
+    got = parse_groups(found.removeprefix("replica_groups=").removesuffix(", dimensions={1}"), 8)
+    assert got == parse_groups(groups, 8)
+
+
+def test_sent_bytes_are_those_of_the_algorithms() -> None:
+    """Of 8 bytes over 4 devices."""
+    kinds = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
+    assert [sent_bytes(kind, 4, 8.0) for kind in kinds] == [6, 6, 12, 1.5, 8]
