@@ -1,1 +1,1 @@
-"""Does it really do that: running and compiling a plan (nothing here yet)."""
+"""Does it really do that: running and compiling a plan."""
