@@ -62,7 +62,6 @@ class Problem:
     fast: Speeds
     usable_bytes: float
     fixed: Mapping[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
-    ici: float = 1.0
 
 
 def order_key(choice: Choice) -> tuple[object, ...]:

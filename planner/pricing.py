@@ -156,13 +156,14 @@ def _memory(
     priced: Sequence[Priced], layout: Layout, slice_: Slice, work: Workload, padded: int, fast: Speeds
 ) -> Memory:
     weights = kv = peak = 0.0
-    seen: set[tuple[str, bool]] = set()
+    seen: set[str] = set()
     for p in priced:
-        tied = p.bound.component.tied and ("vocab", True) in seen
+        component = p.bound.component
         if p.bound.part == "body":
-            seen.add((p.bound.component.name, True))
-            weights += 0.0 if tied else p.bound.component.times * _scalar(weight_bytes(p.scope))
-            kv += p.bound.component.times * _scalar(cache_bytes(p.scope))
+            shared = component.tied and component.name in seen  # the unembedding's table is the embedding's
+            seen.add(component.name)
+            weights += 0.0 if shared else component.times * _scalar(weight_bytes(p.scope))
+            kv += component.times * _scalar(cache_bytes(p.scope))
             peak = max(peak, _scalar(peak_activation_bytes(p.scope)))
     activation = peak + residual_bytes(layout, priced, work, padded, fast)
     return Memory(

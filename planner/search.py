@@ -33,7 +33,7 @@ def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
 
 
 def search(problem: Problem, top: int) -> Found:
-    """The best layouts of every batch on one slice; `top` of the best batch's, one of the others'."""
+    """The best `top` layouts of every batch on one slice."""
     found = Found()
     for mesh in meshes(problem.slice_):
         _search_mesh(problem, mesh, top, found)
@@ -44,7 +44,6 @@ def search(problem: Problem, top: int) -> Found:
 
 def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
-    rates = rates if problem.ici == 1.0 else rates.scaled(problem.ici)
     pairs = columns(problem.work.batches, problem.slice_.devices)
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
     joined = _tables(problem, mesh, rates, batches, found)

@@ -15,7 +15,7 @@ from strategies import glue
 from strategies.checker import Requirements, check
 from strategies.layoutfile import builtin_programs, specialise
 from strategies.models import LayerGroup, Model
-from strategies.notation import LayoutError, Program
+from strategies.notation import LayoutError, Program, Tensor
 from strategies.workload import Workload, features, layer_dims, vocab_dims
 
 IDLE = "-"
@@ -65,8 +65,8 @@ class Body:
         return "U" if axis in output.partial else _cut_by(axis, output)
 
 
-def _cut_by(axis: str, tensor: object) -> str:
-    return next((d.name for d in tensor.dims if axis in d.axes), IDLE)  # type: ignore[attr-defined]
+def _cut_by(axis: str, tensor: Tensor) -> str:
+    return next((d.name for d in tensor.dims if axis in d.axes), IDLE)
 
 
 @dataclass(frozen=True)

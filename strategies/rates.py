@@ -27,10 +27,6 @@ class Rates:
     s_per_byte: dict[str, Floats]
     hops_s: dict[str, Floats]
 
-    def scaled(self, ici: float) -> Rates:
-        """The same mesh with `ici` times the bandwidth on every link."""
-        return Rates(self.n, {kind: rate / ici for kind, rate in self.s_per_byte.items()}, self.hops_s)
-
 
 def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
     """The tables of a mesh whose axes are made of these pieces.

@@ -11,8 +11,13 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
-# Before anything imports jax: enough host devices for four mesh axes of 2.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=16")
+# Before anything imports jax: the host's CPU, as enough devices for four mesh axes of 2, and quick compiles.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true",
+)
 
 settings.register_profile("meshwright", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("meshwright")

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
-    "--xla_llvm_disable_expensive_passes=true",
-)
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
