@@ -124,7 +124,7 @@ class Cuts:
 
     def _padded(self, b: Bound) -> dict[str, int]:
         n = np.array([self._ways(mask, False) for mask in range(1 << len(self.layout.names))])
-        sizes = fit_part(b.source, b.component, Rates(n, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
+        sizes = fit_part(b.source, b.component, Rates(n, n < 0, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
         return {name: int(np.max(size)) for name, size in sizes.items()}
 
     def _uncut(self, dim: str, component: str | None) -> int:

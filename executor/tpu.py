@@ -48,7 +48,7 @@ class Facts:
     @property
     def promised(self) -> list[Promise]:
         """The priced collectives."""
-        return promises(self.plan.cost.steps, self.axes, widths(self.plan))
+        return promises(self.plan.cost.steps, self.axes, widths(self.plan), as_run=True)
 
     def comparison(self, made: Compiled) -> Comparison:
         """The compiled collectives against the priced ones."""

@@ -15,6 +15,7 @@ CHIPS = Path(__file__).parent / "data" / "chips"
 UNCITED = {"name", "kind", "sources", "machines"}  # machines cite for themselves
 
 Wrap = Literal["size-16", "size-32", "multiple-of-4", "switch"]
+Reduced = Literal["all", "squares", "three-axes"]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +29,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chip; rates are per chip unless the name says device, links are one way."""
+    """One chip; rates are per chip unless the name says device, links are one way.
+
+    `whole_slice_reduced`: slices on which the compiler does a ReduceScatter over all devices as an AllReduce.
+    """
 
     name: str
     kind: Literal["tpu", "gpu"]
@@ -42,6 +46,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hop_latency_s: float
     torus_dims: Literal[1, 2, 3]
     wrap: Wrap
+    whole_slice_reduced: Reduced | None = None
     pcie_bytes_per_s: float | None = None
     dcn_bytes_per_s: float | None = None
     vmem_bytes: int | None = None

@@ -70,7 +70,7 @@ def price_layout(
         dtypes=work.dtypes,
         mesh=mesh_axes(layout, slice_),
         residual=_residual(layout, work.phase),
-        layouts=tuple(_layout_of(a.component, layout, i) for i, a in enumerate(layout.assigned)),
+        layouts=tuple(_layout_of(a.component, layout, i, priced) for i, a in enumerate(layout.assigned)),
         specs=specs(priced, work),
         activation_specs=activation_specs(priced, work),
         padded=padded_dims(priced),
@@ -112,6 +112,7 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
                 times=int(_scalar(c.comm.times)),
                 bandwidth_s=_scalar(c.bandwidth_s),
                 hops_s=_scalar(c.hops_s),
+                runs_as="AllReduce" if np.any(c.reduced) else None,
             )
             for c in comms
         ),
@@ -202,12 +203,13 @@ def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
     return {dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims}
 
 
-def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
+def _layout_of(component: Component, layout: Layout, i: int, priced: Sequence[Priced]) -> LayoutOf:
     a = layout.assigned[i]
     caches = [t for part in a.body.parts for t in cache_types(part.program)]
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
     cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
+    slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
     return LayoutOf(
         component=component.name,
         groups=component.groups,
@@ -216,6 +218,7 @@ def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
         assignment={n: a.body.role_name(axis) for n, axis in zip(layout.names, a.axes, strict=True)},
         cache_order="".join(caches[0].names) if caches else None,
         sequence_order=order if cut else None,
+        capacity=int(_scalar(slots[0])) if slots else None,
     )
 
 
