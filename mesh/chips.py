@@ -28,9 +28,32 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What programs reach: shares of the data sheet's HBM bytes/s, FLOP/s, link bytes/s and hop latency.
+
+    A collective takes its hops and `launch_s` per phase, one torus axis after the other.
+    """
+
+    hbm: float
+    matmul: float
+    link: float
+    hop: float
+    launch_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("hbm", "matmul", "link"):
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"reached.{name} = {getattr(self, name)}: expected a share above 0 and at most 1")
+        if not 0 <= self.hop <= 1000:
+            raise InputError(f"reached.hop = {self.hop}: expected a multiple of the hop latency, from 0 to 1000")
+        if not 0 <= self.launch_s < 1:
+            raise InputError(f"reached.launch_s = {self.launch_s}: expected seconds, from 0 to below 1")
+
+
 class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chip; rates are per chip unless the name says device, links are one way.
 
+    `reached`: what estimates are made of; without it they take the data sheet at its word.
     `whole_slice_reduced`: slices on which the compiler does a ReduceScatter over all devices as an AllReduce.
     """
 
@@ -47,6 +70,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     torus_dims: Literal[1, 2, 3]
     wrap: Wrap
     whole_slice_reduced: Reduced | None = None
+    reached: Reached | None = None
     pcie_bytes_per_s: float | None = None
     dcn_bytes_per_s: float | None = None
     vmem_bytes: int | None = None

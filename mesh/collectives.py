@@ -44,10 +44,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one mesh axis (or several) in a slice, as rates that a search can tabulate.
 
     all_gather and all_to_all are per byte of the gathered array, permute per byte of one device's shard.
+    all_gather_in_turn: one torus axis after the other, in `phases`, as the compilers do it; all_gather uses all at once.
+    Where a chip shows two devices, one's groups take one axis while the other's take another: again all at once.
     """
 
     n: int = 1
     all_gather_s_per_byte: float = 0.0
+    all_gather_in_turn_s_per_byte: float = 0.0
+    phases: int = 0
     all_to_all_s_per_byte: float = 0.0
     permute_s_per_byte: float = 0.0
     hops: int = 0
@@ -150,6 +154,8 @@ def _switched(slice_: Slice, pieces: tuple[Piece, ...]) -> Group:
     return Group(
         n=n,
         all_gather_s_per_byte=(n - 1) / (n * link_bytes_per_s),
+        all_gather_in_turn_s_per_byte=(n - 1) / (n * link_bytes_per_s),
+        phases=1,
         all_to_all_s_per_byte=(n - 1) / (n * n * link_bytes_per_s),
         permute_s_per_byte=1 / link_bytes_per_s,
         hops=1,
@@ -160,9 +166,12 @@ def _switched(slice_: Slice, pieces: tuple[Piece, ...]) -> Group:
 
 def _torus(slice_: Slice, pieces: tuple[Piece, ...]) -> Group:
     lanes = [_lane(slice_, piece) for piece in pieces]
+    in_turn = _gather_s_per_byte if slice_.chip.devices_per_chip == 2 else _gather_in_turn_s_per_byte
     return Group(
         n=math.prod(lane.size for lane in lanes),
         all_gather_s_per_byte=_gather_s_per_byte(lanes),
+        all_gather_in_turn_s_per_byte=in_turn(lanes),
+        phases=len(lanes),
         all_to_all_s_per_byte=_swap_s_per_byte(lanes),
         permute_s_per_byte=_shift_s_per_byte(slice_, pieces),
         hops=sum(lane.hops for lane in lanes),
@@ -201,6 +210,18 @@ def _gather_s_per_byte(lanes: list[_Lane]) -> float:
         (math.prod(lane.size for lane in chosen) - 1) / (n * sum(lane.bytes_per_s for lane in chosen))
         for chosen in sets
     )
+
+
+def _gather_in_turn_s_per_byte(lanes: list[_Lane]) -> float:
+    """sum_j (m_1 ... m_{j-1}) (m_j - 1) / (n r_j), the slowest axis first, while there is least to carry.
+
+    That order is best: with i before j instead of after it, the sum is less by (m_i - 1) (m_j - 1) (1/r_i - 1/r_j).
+    """
+    n, done, seconds = math.prod(lane.size for lane in lanes), 1, 0.0
+    for lane in sorted(lanes, key=lambda lane: lane.bytes_per_s):
+        seconds += done * (lane.size - 1) / (n * lane.bytes_per_s)
+        done *= lane.size
+    return seconds
 
 
 def _swap_s_per_byte(lanes: list[_Lane]) -> float:

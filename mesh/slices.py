@@ -69,6 +69,18 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dim == whole for dim in self.dims)
 
     @property
+    def at_data_sheet(self) -> "Slice":
+        """This slice where every program reaches the data sheet and the compiler does every collective as it is.
+
+        A hop that was found to be faster than the data sheet's stays so: it is what bounds are made of.
+        """
+        hop_latency_s = self.chip.hop_latency_s * (min(1.0, self.chip.reached.hop) if self.chip.reached else 1.0)
+        chip = msgspec.structs.replace(
+            self.chip, reached=None, whole_slice_reduced=None, hop_latency_s=hop_latency_s or 1e-15
+        )
+        return msgspec.structs.replace(self, chip=chip)
+
+    @property
     def reduces_whole(self) -> bool:
         """Whether the compiler does a ReduceScatter over all devices as an AllReduce, of which each keeps its shard.
 

@@ -20,6 +20,7 @@ from strategies.workload import Dtypes, Workload
 
 BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
 CONTEXT = 8192
+CONSTANTS = ("chip", "data-sheet")
 
 
 def plan(

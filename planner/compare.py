@@ -33,12 +33,10 @@ class Comparison:
 
 def step_seconds(plan: Plan, *, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0) -> float:
     """The plan's estimate with its FLOP/s, HBM and ICI bandwidth times these factors; the layout stays."""
-    return sum(s.layers * _seconds(s, flops, hbm, ici) for s in plan.cost.steps)
-
-
-def _seconds(step: StepPlan, flops: float, hbm: float, ici: float) -> float:
-    comms = sum(max(c.bandwidth_s / ici, c.hops_s) for c in step.comms)
-    return max(step.flops_s / flops, step.hbm_s / hbm) + comms
+    return sum(
+        s.layers * (max(s.flops_s / flops, s.hbm_s / hbm) + sum(c.seconds(plan.reached, ici) for c in s.comms))
+        for s in plan.cost.steps
+    )
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from mesh.chips import Reached
 from mesh.errors import InputError
 from strategies.models import Model
 from strategies.workload import Dtypes
@@ -64,9 +65,9 @@ class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its two terms for all runs.
+    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its terms for all runs.
 
-    `runs_as`: the kind that the slice's compiler makes of it and that is priced, if it is another.
+    `launches`: its phases. `runs_as`: the kind that the slice's compiler makes of it and that is priced, if it is another.
     """
 
     kind: str
@@ -75,7 +76,14 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     times: int
     bandwidth_s: float
     hops_s: float
+    launches: int
     runs_as: str | None = None
+
+    def seconds(self, reached: Reached | None, ici: float = 1.0) -> float:
+        """All terms at what programs reach, or the longer one at the data sheet; `ici`: times the bandwidth."""
+        if reached is None:
+            return max(self.bandwidth_s / ici, self.hops_s)
+        return self.bandwidth_s / ici + self.hops_s + self.launches * reached.launch_s
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +108,9 @@ class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of one step: lower bound, estimate, upper bound, and what they are made of.
 
-    flops_s, hbm_s and ici_s are sums of the bandwidth terms; latency_s is what hops add to the collectives.
+    The lower bound is the data sheet's: everything overlaps and every collective uses all links at once. The estimate
+    and the upper bound, where nothing overlaps, are at what programs reach. flops_s, hbm_s and ici_s are the
+    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives.
     """
 
     lower_bound_s: float
@@ -142,11 +152,15 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One layout of one model on one slice, with what it costs and why."""
+    """One layout of one model on one slice, with what it costs and why.
+
+    `reached`: what the estimate takes programs to reach; None: the data sheet.
+    """
 
     model: Model
     model_hash: str
     slice: str
+    reached: Reached | None
     chips: int
     devices: int
     phase: str

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from mesh.slices import Slice
-from planner.layout import Layout, programs
+from planner.layout import Bound, Layout, programs
 from planner.plan import (
     CommPlan,
     Constant,
@@ -28,7 +28,9 @@ from strategies.cost import (
     CommCost,
     Speeds,
     StepCost,
+    Totals,
     cache_bytes,
+    data_sheet_speeds,
     peak_activation_bytes,
     price_steps,
     weight_bytes,
@@ -53,14 +55,16 @@ def price_layout(
 ) -> Plan:
     """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
     rates = rates or tabulate_rates(slice_, layout.pieces)
-    priced = [ready(layout, bound, rates, fast, padded) for bound in programs(layout)]
+    bound = programs(layout)
+    priced = [ready(layout, one, rates, fast, padded) for one in bound]
     steps = tuple(step for p in priced for step in _steps(p, fast))
-    cost = total_cost(steps)
+    cost = total_cost(steps, lower_bound_s(layout, bound, slice_, fast, padded))
     tokens = batch * (work.context if work.phase == "prefill" else 1)
     return Plan(
         model=model,
         model_hash=model.digest,
         slice=slice_.name,
+        reached=slice_.chip.reached,
         chips=slice_.chips,
         devices=slice_.devices,
         phase=work.phase,
@@ -104,18 +108,7 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
         op=cost.step.op,
         flops=_scalar(cost.work.flops),
         hbm_bytes=_scalar(cost.work.hbm_bytes),
-        comms=tuple(
-            CommPlan(
-                kind=c.comm.kind,
-                axes=c.comm.axes,
-                bytes=_scalar(c.comm.nbytes),
-                times=int(_scalar(c.comm.times)),
-                bandwidth_s=_scalar(c.bandwidth_s),
-                hops_s=_scalar(c.hops_s),
-                runs_as="AllReduce" if np.any(c.reduced) else None,
-            )
-            for c in comms
-        ),
+        comms=tuple(_comm_plan(p, c) for c in comms),
         flops_s=flops_s,
         hbm_s=hbm_s,
         ici_s=ici_s,
@@ -125,11 +118,39 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
     )
 
 
+def _comm_plan(p: Priced, c: CommCost) -> CommPlan:
+    rates, times = p.scope.rates, int(_scalar(c.comm.times))
+    launches = times * int(rates.launches[c.comm.kind][p.scope.mask(c.comm.axes)].item())
+    return CommPlan(
+        kind=c.comm.kind,
+        axes=c.comm.axes,
+        bytes=_scalar(c.comm.nbytes),
+        times=times,
+        bandwidth_s=_scalar(c.bandwidth_s),
+        hops_s=_scalar(c.latency_s) - launches * rates.launch_s,
+        launches=launches,
+        runs_as="AllReduce" if np.any(c.reduced) else None,
+    )
+
+
 def _scalar(value: Number) -> float:
     return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
-def total_cost(steps: Sequence[StepPlan]) -> Cost:
+def lower_bound_s(layout: Layout, bound: Sequence[Bound], slice_: Slice, fast: Speeds, padded: int) -> float:
+    """The longer of all steps' FLOPs or HBM time and all collectives' time, with the slice at its data sheet.
+
+    `fast` is what its devices reach.
+    """
+    rates, sheet = tabulate_rates(slice_.at_data_sheet, layout.pieces), data_sheet_speeds(fast, slice_.chip)
+    total = Totals()
+    for p in (ready(layout, one, rates, sheet, padded) for one in bound):
+        for cost in price_steps(p.scope, sheet):
+            total.add(cost, p.bound.component.times)
+    return _scalar(total.lower_bound_s)
+
+
+def total_cost(steps: Sequence[StepPlan], lower_bound_s: float) -> Cost:
     """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
@@ -141,7 +162,7 @@ def total_cost(steps: Sequence[StepPlan]) -> Cost:
         by["flops" if s.flops_s >= s.hbm_s else "hbm"] += s.layers * max(s.flops_s, s.hbm_s)
         by["ici" if s.ici_s > s.latency_s else "latency"] += s.layers * (s.ici_s + s.latency_s)
     return Cost(
-        lower_bound_s=max(roof_s, ici_s + latency_s),
+        lower_bound_s=lower_bound_s,
         step_s=roof_s + ici_s + latency_s,
         upper_bound_s=flops_s + hbm_s + ici_s + latency_s,
         flops_s=flops_s,

@@ -4,7 +4,8 @@
     lower_bound_s = max(the first sum, the second)             everything overlaps
     upper_bound_s = FLOPs + HBM + collectives                  nothing overlaps
 
-A collective takes max(bytes / bandwidth, hops x hop latency).
+At what programs reach (`Chip.reached`) a collective takes launches + hops x hop latency + bytes / bandwidth, one torus
+axis after the other; at the data sheet max(bytes / bandwidth, hops x hop latency), all axes at once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class Speeds:
 
 
 def speeds(chip: Chip, dtypes: Dtypes) -> Speeds:
-    """The speeds of a chip's device for these dtypes; raises `InputError` on a dtype the chip cannot compute in."""
+    """The speeds that a chip's device reaches for these dtypes: the data sheet's where the chip does not say.
+
+    Raises `InputError` on a dtype the chip cannot compute in.
+    """
     widths = {
         "weight": dtype_bytes(dtypes.weights),
         "cache": dtype_bytes(dtypes.kv),
@@ -47,7 +51,15 @@ def speeds(chip: Chip, dtypes: Dtypes) -> Speeds:
         "index": INDEX_BYTES,
         "statistic": STATISTIC_BYTES,
     }
-    return Speeds(chip.device_flops_per_s(dtypes.compute), chip.device_hbm_bytes_per_s, widths)
+    matmul, hbm = (chip.reached.matmul, chip.reached.hbm) if chip.reached else (1.0, 1.0)
+    return Speeds(matmul * chip.device_flops_per_s(dtypes.compute), hbm * chip.device_hbm_bytes_per_s, widths)
+
+
+def data_sheet_speeds(fast: Speeds, chip: Chip) -> Speeds:
+    """The data sheet's speeds of a chip whose devices reach `fast`."""
+    if chip.reached is None:
+        return fast
+    return Speeds(fast.flops_per_s / chip.reached.matmul, fast.hbm_bytes_per_s / chip.reached.hbm, fast.widths)
 
 
 @cache
@@ -137,13 +149,14 @@ class CommCost:
 
     comm: Comm
     bandwidth_s: Number
-    hops_s: Number
+    latency_s: Number
     reduced: Flags
+    additive: bool
 
     @property
     def seconds(self) -> Number:
-        """The longer of the bandwidth and the latency term."""
-        return np.maximum(self.bandwidth_s, self.hops_s)
+        """Both terms, or the longer of the two: see `Rates.additive`."""
+        return self.bandwidth_s + self.latency_s if self.additive else np.maximum(self.bandwidth_s, self.latency_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +180,10 @@ def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
 
 def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
     mask = scope.mask(comm.axes)
-    rate, hops = scope.rates.s_per_byte[comm.kind][mask], scope.rates.hops_s[comm.kind][mask]
-    reduced = scope.rates.reduced[mask] & (comm.kind == "ReduceScatter")
-    return CommCost(comm, comm.nbytes * rate * comm.times, hops * comm.times, reduced)
+    rates = scope.rates
+    reduced = rates.reduced[mask] & (comm.kind == "ReduceScatter")
+    bandwidth_s = comm.nbytes * rates.s_per_byte[comm.kind][mask] * comm.times
+    return CommCost(comm, bandwidth_s, rates.latency_s[comm.kind][mask] * comm.times, reduced, rates.additive)
 
 
 @dataclass

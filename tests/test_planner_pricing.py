@@ -49,7 +49,7 @@ def test_steps_sum_to_the_totals(seed: int, bruteforce: ModuleType) -> None:
             assert getattr(cost, name) == pytest.approx(sum(s.layers * getattr(s, name) for s in cost.steps), rel=1e-12)
         assert cost.step_s == pytest.approx(sum(s.layers * s.seconds for s in cost.steps), rel=1e-12)
         for step in cost.steps:
-            comms_s = sum(max(c.bandwidth_s, c.hops_s) for c in step.comms)
+            comms_s = sum(c.seconds(plan.reached) for c in step.comms)
             assert step.seconds == pytest.approx(max(step.flops_s, step.hbm_s) + comms_s, rel=1e-12)
             assert step.ici_s + step.latency_s == pytest.approx(comms_s, rel=1e-12, abs=1e-30)
             assert (step.bound_by == "free") == (step.seconds == 0)
@@ -93,7 +93,7 @@ def test_axes_cut_each_tensor_once(seed: int, bruteforce: ModuleType) -> None:
 
 def dense_mlp(name: str, gated: bool) -> tuple[Problem, Model, Component]:
     """A dense layer with F = 4D on a slice of v5p whose hops take no time: bandwidth decides."""
-    slice_ = parse_slice(name, msgspec.structs.replace(load_chip("v5p"), hop_latency_s=1e-12))
+    slice_ = parse_slice(name, msgspec.structs.replace(load_chip("v5p"), hop_latency_s=1e-12)).at_data_sheet
     group = LayerGroup(count=1, attention=Attention(N=64, K=8, H=128), mlp=Mlp(F=32768, gated=gated))
     model = Model(name="dense", D=8192, V=32000, tied=False, groups=(group,))
     work = Workload(phase="decode", batches=(BATCH,), context=1024, dtypes=Dtypes())

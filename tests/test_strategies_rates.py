@@ -1,6 +1,5 @@
 """Rates of a mesh's groups: what runs is what is priced."""
 
-import msgspec
 import pytest
 
 from mesh.pieces import Piece
@@ -20,7 +19,7 @@ def rates(name: str) -> Rates:
 def test_a_scatter_over_a_whole_slice_costs_what_the_all_reduce_does_that_the_compiler_makes_of_it(name: str) -> None:
     """Only over all devices: over one axis it stays what it is."""
     found = rates(name)
-    for table in (found.s_per_byte, found.hops_s):
+    for table in (found.s_per_byte, found.latency_s):
         assert table["ReduceScatter"][WHOLE] == table["AllReduce"][WHOLE] == 2 * table["AllGather"][WHOLE]
         assert table["ReduceScatter"][FIRST] == table["AllGather"][FIRST] > 0
     assert found.reduced[WHOLE]
@@ -35,9 +34,8 @@ def test_a_scatter_over_a_whole_slice_stays_one_where_the_compiler_leaves_it(nam
     assert not found.reduced.any()
 
 
-def test_a_chip_without_the_rule_is_priced_as_the_book_does() -> None:
-    """A chip file of one's own may leave it out."""
+def test_at_the_data_sheet_every_collective_is_done_as_it_is() -> None:
+    """As the book does it."""
     v5e = parse_slice("v5e:4x4")
-    ideal = parse_slice("v5e:4x4", msgspec.structs.replace(v5e.chip, whole_slice_reduced=None))
     assert v5e.reduces_whole
-    assert not ideal.reduces_whole
+    assert not v5e.at_data_sheet.reduces_whole
