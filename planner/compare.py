@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mesh.chips import Reached
 from planner.plan import Plan, StepPlan
 
 QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
@@ -33,10 +35,24 @@ class Comparison:
 
 def step_seconds(plan: Plan, *, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0) -> float:
     """The plan's estimate with its FLOP/s, HBM and ICI bandwidth times these factors; the layout stays."""
-    return sum(
-        s.layers * (max(s.flops_s / flops, s.hbm_s / hbm) + sum(c.seconds(plan.reached, ici) for c in s.comms))
-        for s in plan.cost.steps
-    )
+    total = sum(s.layers * _seconds(s, plan, flops, hbm, ici) for s in plan.cost.steps)
+    return total - hidden_s(plan.cost.steps, plan.reached, flops, hbm, ici)
+
+
+def _seconds(step: StepPlan, plan: Plan, flops: float, hbm: float, ici: float) -> float:
+    return max(step.flops_s / flops, step.hbm_s / hbm) + sum(c.seconds(plan.reached, ici) for c in step.comms)
+
+
+def hidden_s(
+    steps: Sequence[StepPlan], reached: Reached | None, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0
+) -> float:
+    """Seconds that gathers of weights run behind the FLOPs and HBM time of their component's body."""
+    roof_s, behind_s = defaultdict[str, float](float), defaultdict[str, float](float)
+    for s in (s for s in steps if s.part == "body"):
+        roof_s[s.component] += s.layers * max(s.flops_s / flops, s.hbm_s / hbm)
+        if s.behind:
+            behind_s[s.component] += s.layers * sum(c.seconds(reached, ici) for c in s.comms)
+    return sum(min(seconds, roof_s[name]) for name, seconds in behind_s.items())
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:

@@ -62,7 +62,7 @@ def join(component: Component, tables: Sequence[Table]) -> Joined | None:
         return None
     unique, inverse = _unique_rows(face)
     axes = face.shape[1] // 2
-    time = np.concatenate([np.where(t.ok, t.roof_s + t.comm_s, np.inf) for t in tables])
+    time = np.concatenate([np.where(t.ok, t.step_s, np.inf) for t in tables])
     return Joined(
         component,
         tables,

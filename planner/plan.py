@@ -87,7 +87,10 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a bound program on one device; seconds are of one layer, which runs `layers` times."""
+    """One line of a bound program on one device; seconds are of one layer, which runs `layers` times.
+
+    `behind`: a gather of weights, which waits for no activation and runs behind its component's matmuls.
+    """
 
     component: str
     part: str
@@ -103,6 +106,7 @@ class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     latency_s: float
     seconds: float
     bound_by: str
+    behind: bool = False
 
 
 class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +114,8 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     The lower bound is the data sheet's: everything overlaps and every collective uses all links at once. The estimate
     and the upper bound, where nothing overlaps, are at what programs reach. flops_s, hbm_s and ici_s are the
-    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives.
+    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives; behind_s of it all
+    is hidden behind matmuls.
     """
 
     lower_bound_s: float
@@ -120,6 +125,7 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hbm_s: float
     ici_s: float
     latency_s: float
+    behind_s: float
     bound_by: str
     steps: tuple[StepPlan, ...]
 

@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from mesh.slices import Slice
+from planner.compare import hidden_s
 from planner.layout import Bound, Layout, programs
 from planner.plan import (
     CommPlan,
@@ -58,7 +59,8 @@ def price_layout(
     bound = programs(layout)
     priced = [ready(layout, one, rates, fast, padded) for one in bound]
     steps = tuple(step for p in priced for step in _steps(p, fast))
-    cost = total_cost(steps, lower_bound_s(layout, bound, slice_, fast, padded))
+    lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
+    cost = total_cost(steps, lower_s, hidden_s(steps, slice_.chip.reached))
     tokens = batch * (work.context if work.phase == "prefill" else 1)
     return Plan(
         model=model,
@@ -115,6 +117,7 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
         latency_s=comm_s - ici_s,
         seconds=seconds,
         bound_by=max(terms, key=lambda name: (terms[name], -BOUNDS.index(name))) if seconds else "free",
+        behind=cost.behind,
     )
 
 
@@ -150,7 +153,7 @@ def lower_bound_s(layout: Layout, bound: Sequence[Bound], slice_: Slice, fast: S
     return _scalar(total.lower_bound_s)
 
 
-def total_cost(steps: Sequence[StepPlan], lower_bound_s: float) -> Cost:
+def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, behind_s: float) -> Cost:
     """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
@@ -163,12 +166,13 @@ def total_cost(steps: Sequence[StepPlan], lower_bound_s: float) -> Cost:
         by["ici" if s.ici_s > s.latency_s else "latency"] += s.layers * (s.ici_s + s.latency_s)
     return Cost(
         lower_bound_s=lower_bound_s,
-        step_s=roof_s + ici_s + latency_s,
+        step_s=roof_s + ici_s + latency_s - behind_s,
         upper_bound_s=flops_s + hbm_s + ici_s + latency_s,
         flops_s=flops_s,
         hbm_s=hbm_s,
         ici_s=ici_s,
         latency_s=latency_s,
+        behind_s=behind_s,
         bound_by=max(by, key=lambda name: (by[name], -BOUNDS.index(name))),
         steps=tuple(steps),
     )

@@ -36,8 +36,7 @@ class Table:
     choices: tuple[str, ...]
     rows: Rows
     ok: NDArray[np.bool_]
-    roof_s: Floats
-    comm_s: Floats
+    step_s: Floats
     stored_bytes: Floats
     peak_bytes: Floats
     rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
@@ -150,8 +149,7 @@ def _price_rows(
         choices,
         rows,
         ok,
-        np.broadcast_to(total.roof_s, shape),
-        np.broadcast_to(total.comm_s, shape),
+        np.broadcast_to(total.step_s, shape),
         np.broadcast_to(stored, shape),
         np.broadcast_to(peak, shape),
         rejected,

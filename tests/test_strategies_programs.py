@@ -127,14 +127,14 @@ def best_s(owner: Component, body: Body, batch: int) -> float:
     entry, leave = (Part(p, check(p)) for p in (glue.entry("decode"), glue.leave("decode")))
     times = []
     fits = table.stored_bytes[:, 0] <= V5E.chip.usable_hbm_bytes_per_device / 2
-    for row, roof_s, comm_s in zip(table.rows[fits], table.roof_s[fits], table.comm_s[fits], strict=True):
+    for row, step_s in zip(table.rows[fits], table.step_s[fits], strict=True):
         axes = [table.choices[i] for i in row]
         reads = [IDLE if axis == IDLE else body.reads(axis) for axis in axes]
         gives = [IDLE if axis == IDLE else body.gives(axis) for axis in axes]
         for residual in product("DB-", repeat=2):
             before = glue_s(entry, owner, [cut + read for cut, read in zip(residual, reads, strict=True)], batches)
             after = glue_s(leave, owner, [give + cut for give, cut in zip(gives, residual, strict=True)], batches)
-            times.append(float(roof_s.item() + comm_s.item()) + before + after)
+            times.append(float(step_s.item()) + before + after)
     return min(times)
 
 

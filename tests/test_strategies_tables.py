@@ -81,8 +81,7 @@ def test_a_table_s_cells_equal_single_layouts(kind: str) -> None:
             if table.ok[number, column]:
                 masks = masks_of(table.rows[number : number + 1], table.choices)
                 found = [figures_of(part, owner, masks, int(batch)) for part in body.parts]
-                assert table.roof_s[number, column] == pytest.approx(sum(f[0] for f in found))
-                assert table.comm_s[number, column] == pytest.approx(sum(f[4] for f in found))
+                assert table.step_s[number, column] == pytest.approx(sum(f[0] + f[4] for f in found))
                 assert table.peak_bytes[number, column] == pytest.approx(max(f[7] for f in found))
 
 
