@@ -5,7 +5,7 @@ import math
 
 import msgspec
 
-from mesh.chips import Chip, closest, load_chip
+from mesh.chips import Chip, Reached, closest, load_chip
 from mesh.chips import chip_names as built_in_names
 from mesh.errors import InputError
 
@@ -79,6 +79,10 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
             self.chip, reached=None, whole_slice_reduced=None, hop_latency_s=hop_latency_s or 1e-15
         )
         return msgspec.structs.replace(self, chip=chip)
+
+    def reaching(self, reached: Reached) -> "Slice":
+        """This slice where programs reach these shares of the data sheet."""
+        return msgspec.structs.replace(self, chip=msgspec.structs.replace(self.chip, reached=reached))
 
     @property
     def reduces_whole(self) -> bool:

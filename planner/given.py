@@ -71,7 +71,7 @@ def price_given(
     check_compute(slice_.chip, work.dtypes.compute)
     given = read_given(path, pick)
     parts = components(model, work, programs)
-    layout = _layout(given, slice_, parts, path)
+    layout = laid_out(given, slice_, parts, path)
     plans = tuple(_price(layout, slice_, model, work, batch, path) for batch in work.batches)
     return PlanFile(
         schema=PLAN_SCHEMA,
@@ -100,7 +100,7 @@ def layout_of(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = 
     slice_ = parse_slice(plan.slice, chip)
     work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
     given = msgspec.convert(msgspec.to_builtins(plan), Given)
-    return _layout(given, slice_, components(plan.model, work, programs), Path("plan")), slice_, work
+    return laid_out(given, slice_, components(plan.model, work, programs), Path("plan")), slice_, work
 
 
 def read_given(path: Path, pick: int = 1) -> Given:
@@ -126,7 +126,8 @@ def _convert(value: Mapping[str, Any], path: Path) -> Given:
         raise InputError(f"the layout file '{path}' is not a valid layout: {error}") from None
 
 
-def _layout(given: Given, slice_: Slice, parts: Sequence[Component], path: Path) -> Layout:
+def laid_out(given: Given, slice_: Slice, parts: Sequence[Component], path: Path) -> Layout:
+    """The layout that a file gives these components on this slice; raises `InputError` where it does not fit."""
     names = given.mesh.axis_names
     _check_mesh(given.mesh, slice_, path)
     pieces = tuple(tuple(_piece(p, slice_, path) for p in axis) for axis in given.mesh.pieces)

@@ -1,0 +1,107 @@
+"""Measured points, priced by the programs of their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from mesh.chips import Reached
+from mesh.slices import Slice, parse_slice
+from planner.given import Given, laid_out
+from planner.measured import Curve, StepPoint, Steps
+from planner.plan import Plan, StepPlan
+from planner.pricing import price_layout
+from planner.terms import AT_ONE, Terms, terms_of, terms_of_collectives
+from strategies.components import components
+from strategies.configs import load_model
+from strategies.cost import speeds
+from strategies.models import Model
+from strategies.rates import Rates, tabulate_rates
+from strategies.workload import Workload
+from mesh.pieces import Piece
+
+
+def model_of(name: str | Model, heads: int | None = None, **attention: int) -> Model:
+    """A built-in model, with that many query heads (padded ones included) and other sizes of its attention."""
+    model = load_model(name) if isinstance(name, str) else name
+    sizes = attention | ({"N": heads} if heads else {})
+    groups = tuple(
+        msgspec.structs.replace(group, attention=msgspec.structs.replace(group.attention, **sizes))
+        for group in model.groups
+    )
+    return msgspec.structs.replace(model, groups=groups)
+
+
+def price_one(given: Given, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
+    """A given layout at the workload's one batch."""
+    layout = laid_out(given, slice_, components(model, work), Path(where))
+    batch = work.batches[0]
+    return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
+
+
+def workload(data: Steps, point: StepPoint) -> Workload:
+    """What was run at a point."""
+    dtypes = data.dtypes if point.weights is None else msgspec.structs.replace(data.dtypes, weights=point.weights)
+    context = point.context or data.context or 1
+    return Workload(phase=point.phase or data.phase, batches=(point.batch,), context=context, dtypes=dtypes)
+
+
+def plans_of(data: Steps, slice_: Slice) -> list[Plan]:
+    """The plan of every point of a set, on its slice at some constants."""
+    model = model_of(data.model, data.heads)
+    priced: dict[tuple[str, Workload], Plan] = {}
+    for point in data.points:
+        key = (point.layout, workload(data, point))
+        if key not in priced:
+            priced[key] = price_one(data.layouts[point.layout], slice_, model, key[1], point.layout)
+    return [priced[point.layout, workload(data, point)] for point in data.points]
+
+
+def counts(data: Steps, step: StepPlan) -> bool:
+    """Whether a step was measured: all of them, or the bodies of the set's components."""
+    return not data.only or (step.part == "body" and step.component in data.only)
+
+
+def terms_of_steps(data: Steps) -> Terms:
+    """The terms of every point of a set."""
+    plans = plans_of(data, parse_slice(data.slice).reaching(AT_ONE))
+    return terms_of(plans, lambda step: counts(data, step))
+
+
+def data_sheet_of_steps(data: Steps) -> tuple[list[float], list[float]]:
+    """Lower bound and estimate of every point by the data sheet alone."""
+    plans = plans_of(data, parse_slice(data.slice).at_data_sheet)
+    lower, estimate = [], []
+    for plan in plans:
+        steps = [s for s in plan.cost.steps if counts(data, s)]
+        roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
+        comm_s = sum(s.layers * c.seconds(None) for s in steps for c in s.comms)
+        lower.append(max(roof_s, comm_s))
+        estimate.append(roof_s + comm_s)
+    return lower, estimate
+
+
+def rates_of(slice_: Slice, group: tuple[tuple[str, int, int], ...]) -> Rates:
+    """The rates of one mesh axis made of these pieces (torus axis, stride, size)."""
+    names = [axis.name for axis in slice_.axes]
+    return tabulate_rates(slice_, [[Piece(names.index(axis), stride, size) for axis, stride, size in group]])
+
+
+def terms_of_curve(curve: Curve, sizes: list[float]) -> Terms:
+    """The terms of one collective at several sizes of its gathered array."""
+    rates = rates_of(parse_slice(curve.slice).reaching(AT_ONE), curve.group)
+    kind = curve.collective
+    per_byte, hops_s, launches = (float(table[kind][1]) for table in (rates.s_per_byte, rates.latency_s, rates.launches))
+    return terms_of_collectives([(size * per_byte, hops_s, launches) for size in sizes])
+
+
+def collective_s(curve: Mapping[str, object] | Curve, size: float, slice_: Slice) -> float:
+    """Seconds of one collective of that size on a slice at its constants."""
+    raise NotImplementedError
+
+
+def default_of(slice_: Slice) -> Reached:
+    """The chip's own constants."""
+    return slice_.chip.reached or AT_ONE
