@@ -80,9 +80,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(self, chip=chip)
 
-    def reaching(self, reached: Reached) -> "Slice":
-        """This slice where programs reach these shares of the data sheet."""
-        return msgspec.structs.replace(self, chip=msgspec.structs.replace(self.chip, reached=reached))
+    def reaching(self, reached: Reached, source: str = "given") -> "Slice":
+        """This slice where programs reach these shares of the data sheet; `source`: where these are from."""
+        sources = self.chip.sources | {"reached": source}
+        chip = msgspec.structs.replace(self.chip, reached=reached, sources=sources)
+        return msgspec.structs.replace(self, chip=chip)
 
     @property
     def reduces_whole(self) -> bool:

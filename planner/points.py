@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from mesh.chips import Reached
+from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.given import Given, laid_out
 from planner.measured import Curve, StepPoint, Steps
@@ -20,7 +21,6 @@ from strategies.cost import speeds
 from strategies.models import Model
 from strategies.rates import Rates, tabulate_rates
 from strategies.workload import Workload
-from mesh.pieces import Piece
 
 
 def model_of(name: str | Model, heads: int | None = None, **attention: int) -> Model:
@@ -89,7 +89,7 @@ def rates_of(slice_: Slice, group: tuple[tuple[str, int, int], ...]) -> Rates:
     return tabulate_rates(slice_, [[Piece(names.index(axis), stride, size) for axis, stride, size in group]])
 
 
-def terms_of_curve(curve: Curve, sizes: list[float]) -> Terms:
+def terms_of_curve(curve: Curve, sizes: Sequence[float]) -> Terms:
     """The terms of one collective at several sizes of its gathered array."""
     rates = rates_of(parse_slice(curve.slice).reaching(AT_ONE), curve.group)
     kind = curve.collective
@@ -97,9 +97,14 @@ def terms_of_curve(curve: Curve, sizes: list[float]) -> Terms:
     return terms_of_collectives([(size * per_byte, hops_s, launches) for size in sizes])
 
 
-def collective_s(curve: Mapping[str, object] | Curve, size: float, slice_: Slice) -> float:
-    """Seconds of one collective of that size on a slice at its constants."""
-    raise NotImplementedError
+def collective_s(
+    slice_: Slice, kind: str, group: tuple[tuple[str, int, int], ...], sizes: Sequence[float]
+) -> list[float]:
+    """Seconds of one collective at several sizes of its gathered array, at the slice's constants."""
+    rates = rates_of(slice_, group)
+    per_byte, latency_s = float(rates.s_per_byte[kind][1]), float(rates.latency_s[kind][1])
+    combine = sum if rates.additive else max
+    return [combine((size * per_byte, latency_s)) for size in sizes]
 
 
 def default_of(slice_: Slice) -> Reached:

@@ -1,0 +1,120 @@
+"""What `validate` finds: predictions beside measurements, their errors, and whether targets are met."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from statistics import median
+
+from mesh.chips import Reached
+from planner.plan import Value
+
+BOUND, SHEET, CHIP, FITTED, CALIBRATED = "lower bound", "data sheet", "chip", "fitted", "calibrated"
+COMPUTED = "computed"
+"""Predictions: the data sheet's bound and estimate; at the chip's own constants, which none of these points made; at
+constants fitted to all points; calibrated, by a fit that left the point's configuration out. Or computed, from bytes."""
+
+
+class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A measured point and what was predicted of it, in the set's unit, by name of the constants."""
+
+    name: str
+    measured: float
+    predicted: dict[str, float]
+    group: str = ""
+
+    def error(self, constants: str) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted[constants] / self.measured - 1
+
+
+class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Absolute relative errors of some points at some constants; `of`: a table, phase or curve, else all points."""
+
+    constants: str
+    of: str
+    points: int
+    median: float
+    worst: float
+
+
+class Calibration(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants fitted to points, each free one with its 95% interval; `of`: a curve, else the whole set."""
+
+    of: str
+    reached: Reached
+    intervals: dict[str, tuple[float, float]]
+    points: int
+    configurations: int
+    note: str = ""
+
+
+class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of several layouts is first in one situation, measured (or published) and predicted, and by how much."""
+
+    situation: str
+    measured: str
+    predicted: str
+    seconds: dict[str, float]
+
+
+class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A target of the data file and what was found."""
+
+    what: str
+    of: str
+    found: float
+    at_most: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the target holds."""
+        return self.found <= self.at_most + 1e-12
+
+
+class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that is found about one data set."""
+
+    name: str
+    title: str
+    source: str
+    date: datetime.date | None
+    software: str
+    harness: str
+    inferred: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+    unit: str
+    chip_constants: dict[str, Reached]
+    calibrations: tuple[Calibration, ...]
+    points: tuple[Scored, ...]
+    errors: tuple[Errors, ...]
+    rankings: tuple[Ranked, ...]
+    notes: tuple[str, ...]
+    targets: tuple[Judged, ...]
+
+
+class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `meshwright validate` found."""
+
+    schema: str
+    tool_version: str
+    sets: tuple[SetScore, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every target is met."""
+        return all(target.met for one in self.sets for target in one.targets)
+
+
+def errors_of(points: Sequence[Scored], constants: str, of: str = "") -> Errors:
+    """Median and worst absolute error of these points."""
+    found = [abs(point.error(constants)) for point in points]
+    return Errors(constants=constants, of=of, points=len(found), median=median(found), worst=max(found))
+
+
+def all_errors(points: Sequence[Scored]) -> tuple[Errors, ...]:
+    """Errors at all constants but the bound: of all points, then of each group."""
+    names = [name for name in points[0].predicted if name != BOUND]
+    groups = list(dict.fromkeys(point.group for point in points))
+    parts = [("", list(points))] + [(g, [p for p in points if p.group == g]) for g in groups if len(groups) > 1]
+    return tuple(errors_of(chosen, name, of) for of, chosen in parts for name in names)
