@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from planner.commands import SCHEMAS, app
+from planner.commands import SCHEMAS
+from planner.commands_validate import app
 from planner.options import PROGRESS, Output, Pick, Programs, one_of, whole, words
 from planner.output import progress_line, write
 

@@ -87,7 +87,8 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
     """Whole steps of a model on a slice, or, with `only`, the bodies of these components.
 
     `leave_out`: the fields of a point that name its configuration. `ranked_apart`: pairs of layouts measured further
-    apart than this must be ranked right. `best_of`: tables whose layouts were chosen as the best ones.
+    apart than this must be ranked right. `best_of`: tables whose layouts were chosen as the best ones. `knee`: the batch from which on a step grows
+    with it, as the source has it.
     """
 
     model: str | Model
@@ -100,6 +101,7 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
     leave_out: tuple[Literal["layout", "batch", "name"], ...]
     ranked_apart: float = 0.1
     best_of: tuple[str, ...] = ()
+    knee: float | None = None
     layouts: dict[str, Given]
     points: tuple[StepPoint, ...]
     races: tuple[Race, ...] = ()
@@ -109,6 +111,8 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
         missing = sorted(used - set(self.layouts))
         if missing or not self.points:
             raise InputError(f"expected points, and layouts for {', '.join(missing) or 'them'}")
+        if (self.knee is None) == any(target.what == "knee" for target in self.targets):
+            raise InputError("expected a target for the knee where the set has one, and only there")
         if any((p.context or self.context) is None for p in self.points):
             raise InputError("a point has no context, nor has the set")
 

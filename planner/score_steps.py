@@ -35,6 +35,7 @@ from planner.scores import (
 from planner.solve import Request, make_plan
 from planner.terms import Terms
 from planner.version import VERSION
+from strategies.dtypes import dtype_bytes
 
 
 def score_steps(name: str, data: Steps) -> SetScore:
@@ -73,8 +74,8 @@ def score_steps(name: str, data: Steps) -> SetScore:
         points=points,
         errors=all_errors(points),
         rankings=(*_winners(data, points), *races),
-        notes=tuple(_notes(data, points, ratios)),
-        targets=tuple(_judged(target, data, points, races, ratios) for target in data.targets),
+        notes=tuple(_notes(data, found.reached, points, ratios)),
+        targets=tuple(_judged(target, data, found.reached, points, races, ratios) for target in data.targets),
     )
 
 
@@ -163,10 +164,17 @@ def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iter
             yield one.name, mine / best
 
 
-def knee(batches: Sequence[int], seconds: Sequence[float]) -> float:
+def knee(data: Steps, reached: Reached) -> float:
+    """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch, at what was reached."""
+    chip = parse_slice(data.slice).chip
+    flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
+    return flops_per_s / (reached.hbm * chip.device_hbm_bytes_per_s) * dtype_bytes(data.dtypes.weights) / 2
+
+
+def crossing(batches: Sequence[int], seconds: Sequence[float]) -> float:
     """The batch at which the lines through small and through large batches cross.
 
-    >>> knee([16, 32, 64, 128, 256, 512, 1024], [1, 1, 1, 1, 2, 4, 8])
+    >>> crossing([16, 32, 64, 128, 256, 512, 1024], [1, 1, 1, 1, 2, 4, 8])
     128.0
     """
     middle = len(batches) // 2
@@ -175,14 +183,13 @@ def knee(batches: Sequence[int], seconds: Sequence[float]) -> float:
     return (seconds[0] - low * batches[0] - seconds[-1] + high * batches[-1]) / (high - low)
 
 
-def knees(data: Steps, points: Sequence[Scored]) -> tuple[float, float]:
-    """The knee as measured, and as predicted."""
-    batches = [point.batch for point in data.points]
-    return knee(batches, [p.measured for p in points]), knee(batches, [p.predicted[CALIBRATED] for p in points])
-
-
 def _judged(
-    target: Target, data: Steps, points: Sequence[Scored], races: Sequence[Ranked], ratios: Mapping[str, float]
+    target: Target,
+    data: Steps,
+    reached: Reached,
+    points: Sequence[Scored],
+    races: Sequence[Ranked],
+    ratios: Mapping[str, float],
 ) -> Judged:
     chosen = [p for p in points if target.of in ("", p.group)]
     match target.what:
@@ -199,12 +206,13 @@ def _judged(
         case "within of best":
             found = max(ratios.values()) - 1
         case "knee":
-            measured, predicted = knees(data, points)
-            found = abs(predicted / measured - 1)
+            found = abs(knee(data, reached) / (data.knee or 1) - 1)
     return Judged(what=target.what, of=target.of, found=found, at_most=target.at_most)
 
 
-def _notes(data: Steps, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
+def _notes(
+    data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]
+) -> Iterator[str]:
     rivals = list(_rivals(data, points))
     if rivals:
         wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))
@@ -212,8 +220,14 @@ def _notes(data: Steps, points: Sequence[Scored], ratios: Mapping[str, float]) -
             f"{len(rivals)} pairs of layouts are measured more than {data.ranked_apart:.0%} apart; ranked wrong: "
             f"{wrong or 'none'}"
         )
-    if any(target.what == "knee" for target in data.targets):
-        measured, predicted = knees(data, points)
-        yield f"the lines of small and large batches cross at {measured:.0f} as measured, at {predicted:.0f} as predicted"
+    if data.knee:
+        batches = [point.batch for point in data.points]
+        measured = crossing(batches, [p.measured for p in points])
+        predicted = crossing(batches, [p.predicted[CALIBRATED] for p in points])
+        yield (
+            f"knee: at batch {data.knee:.0f} by its source; FLOPs take as long as reading the weights at batch "
+            f"{knee(data, reached):.0f} with the fitted constants; lines through small and through large batches cross "
+            f"at {measured:.0f} as measured, at {predicted:.0f} as predicted"
+        )
     for name, ratio in ratios.items():
         yield f"{name}: the published layout takes {ratio:.3f} of the best that `plan` finds (unmeasured)"
