@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh.chips import read_chip
 from mesh.slices import Slice, parse_slice
+from planner.accuracy import slice_at
 from planner.given import price_given
 from planner.plan import PlanFile
 from planner.solve import Request, make_plan
@@ -20,7 +21,6 @@ from strategies.workload import Dtypes, Workload
 
 BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
 CONTEXT = 8192
-CONSTANTS = ("chip", "data-sheet")
 
 
 def plan(
@@ -39,18 +39,20 @@ def plan(
     programs: Sequence[str | Path] = (),
     top: int = 5,
     chip_file: str | Path | None = None,
+    constants: str = "chip",
     progress: Callable[[str], None] = lambda _: None,
 ) -> PlanFile:
     """The best layouts of a model on one or several slices, best first.
 
     `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
     axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
-    chip in `chip_file` are known, too.
+    chip in `chip_file` are known, too. `constants`: what estimates take programs to reach: "chip" (the chip's own),
+    "data-sheet", or the name of a data set to which they were fitted.
     Raises InputError on bad input and NothingFits where no layout fits.
     """
     request = Request(
         model=_model(model),
-        slices=[_slice(one, chip_file) for one in ([slices] if isinstance(slices, str | Slice) else slices)],
+        slices=[slice_at(_slice(one, chip_file), constants) for one in ([slices] if isinstance(slices, str | Slice) else slices)],
         work=_work(phase, batches, context, weights, kv, activations, compute),
         objective=objective,
         top=top,
@@ -75,13 +77,14 @@ def price(
     compute: str | None = None,
     programs: Sequence[str | Path] = (),
     chip_file: str | Path | None = None,
+    constants: str = "chip",
 ) -> PlanFile:
     """One given layout, priced without a search: a layout file, or plan number `pick` of a plan file.
 
     Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
     """
     work = _work(phase, batches, context, weights, kv, activations, compute)
-    slice_ = _slice(slice_, chip_file)
+    slice_ = slice_at(_slice(slice_, chip_file), constants)
     return price_given(_model(model), slice_, work, Path(layout), _programs(programs), VERSION, pick)
 
 

@@ -16,6 +16,7 @@ from planner.options import (
     Cache,
     ChipFile,
     Compute,
+    Constants,
     Context,
     Format,
     ModelName,
@@ -163,6 +164,7 @@ def plan(
     ] = None,
     program: Programs = None,
     chip_file: ChipFile = None,
+    constants: Constants = "chip",
     top: Annotated[
         str, typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included.")
     ] = "5",
@@ -194,6 +196,7 @@ def plan(
                 fix=fixed_roles(fix or ()),
                 programs=program or (),
                 chip_file=chip_file,
+                constants=constants,
                 top=whole("--top", top),
                 progress=say,
             )
@@ -217,6 +220,7 @@ def price(
     compute: Compute = None,
     program: Programs = None,
     chip_file: ChipFile = None,
+    constants: Constants = "chip",
     output: Output = None,
     style: Format = "table",
 ) -> int:
@@ -237,6 +241,7 @@ def price(
         compute=compute,
         programs=program or (),
         chip_file=chip_file,
+        constants=constants,
     )
     return show_plans(found, style, output)
 

@@ -32,18 +32,26 @@ def validate(
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Also write it to this file; svg: only there.")
     ] = None,
+    bars: Annotated[
+        str | None, typer.Option("--error-bars", metavar="FILE", help="Also write the error bars that plans carry.")
+    ] = None,
     style: Annotated[str, typer.Option("--format", metavar="table|json|markdown|svg", help="How to print.")] = "table",
 ) -> int:
     """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
+    from planner.error_bars import error_bars
     from planner.files import write_whole
     from planner.measured import MEASURED
+    from planner.plan import encode
     from planner.validate import validate as run
 
     one_of("--format", style, FORMATS)
     one_of("--progress", progress, PROGRESS)
+    folder = Path(data) if data else MEASURED
     with progress_line(progress) as say:
-        found = run(words("--set", sets) if sets else None, Path(data) if data else MEASURED, say)
+        found = run(words("--set", sets) if sets else None, folder, say)
     text = _encoded(found, style)
+    if bars is not None:
+        write_whole(Path(bars), encode(error_bars(found, folder)))
     if output is not None:
         write_whole(Path(output), text)
     if output is None or style != "svg":

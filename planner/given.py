@@ -18,6 +18,7 @@ from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
+from planner.accuracy import slice_of_plan
 from planner.layout import Assigned, Layout
 from planner.plan import SCHEMA as PLAN_SCHEMA
 from planner.plan import MeshPiece, Plan, PlanFile, Search, Value, read_object
@@ -97,7 +98,7 @@ def _price(layout: Layout, slice_: Slice, model: Model, work: Workload, batch: i
 
 def layout_of(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> tuple[Layout, Slice, Workload]:
     """The layout that a plan says, on its slice and with its workload; raises `InputError` where it is no layout."""
-    slice_ = parse_slice(plan.slice, chip)
+    slice_ = slice_of_plan(parse_slice(plan.slice, chip), plan.reached)
     work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
     given = msgspec.convert(msgspec.to_builtins(plan), Given)
     return laid_out(given, slice_, components(plan.model, work, programs), Path("plan")), slice_, work

@@ -34,6 +34,9 @@ Programs = Annotated[
 ChipFile = Annotated[
     str | None, typer.Option("--chip-file", metavar="FILE", help="A chip of your own, as `calibrate` writes it.")
 ]
+Constants = Annotated[
+    str, typer.Option("--constants", metavar="chip|data-sheet|SET", help="What programs reach; SET: of `validate`.")
+]
 Pick = Annotated[str, typer.Option(metavar="N", help="Which plan of the plan file.")]
 Output = Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="Also write the JSON to this file.")]
 Format = Annotated[str, typer.Option("--format", metavar="table|json|markdown", help="How to print.")]

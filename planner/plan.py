@@ -157,16 +157,31 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     calibrated: bool = False
 
 
+class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors of estimates of this chip and phase at the plan's constants, against measured steps of a data set.
+
+    `constants`: `chip`, `data-sheet`, or the set itself: fitted to it, and scored on what each fit left out.
+    """
+
+    set: str
+    constants: str
+    points: int
+    median: float
+    worst: float
+
+
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One layout of one model on one slice, with what it costs and why.
 
-    `reached`: what the estimate takes programs to reach; None: the data sheet.
+    `reached`: what the estimate takes programs to reach; None: the data sheet. `accuracy`: its error bar; None: the
+    estimate is uncalibrated.
     """
 
     model: Model
     model_hash: str
     slice: str
     reached: Reached | None
+    accuracy: Accuracy | None
     chips: int
     devices: int
     phase: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+import msgspec
 import numpy as np
 
 from mesh.slices import Slice
+from planner.accuracy import CALIBRATED_FROM, accuracy_of
 from planner.compare import hidden_s
 from planner.layout import Bound, Layout, programs
 from planner.plan import (
@@ -67,6 +69,7 @@ def price_layout(
         model_hash=model.digest,
         slice=slice_.name,
         reached=slice_.chip.reached,
+        accuracy=accuracy_of(slice_.chip, work.phase),
         chips=slice_.chips,
         devices=slice_.devices,
         phase=work.phase,
@@ -259,4 +262,12 @@ def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
     ]
     if chip.core_link_bytes_per_s is not None:
         found.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
-    return tuple(Constant(name=n, value=v, unit=u, source=sources.get(s, "")) for n, v, u, s in found)
+    if chip.reached is not None:
+        units = {"hop": "of hop_latency_s", "launch_s": "s"}
+        values = msgspec.structs.asdict(chip.reached)
+        found += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
+    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in found)
+
+
+def _constant(name: str, value: float, unit: str, source: str) -> Constant:
+    return Constant(name=name, value=value, unit=unit, source=source, calibrated=source.startswith(CALIBRATED_FROM))

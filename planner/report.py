@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.compare import QUANTITIES, Comparison, compare
-from planner.plan import Constant, LayoutOf, Plan, PlanFile, Rejected
+from planner.plan import LayoutOf, Plan, PlanFile, Rejected
 from planner.report_text import Block, Lines, Table, digits, gb, ms
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
@@ -28,7 +28,7 @@ def report(file: PlanFile) -> list[Block]:
         Lines("Why the runner-up lost", _runner_up(file)),
         Lines("Notes", [*file.notes, *_over_memory(file)]),
         rejected_table(file.rejected),
-        Lines("Search and constants", [*_search(file), *_constants(best.constants)]),
+        Lines("Search and constants", [*_search(file), *_constants(best)]),
     ]
 
 
@@ -121,7 +121,21 @@ def details(plan: Plan) -> list[str]:
     lines += [f"{name}: padded from {before} to {after}" for name, (before, after) in plan.padded.items()]
     if plan.padded_batch != plan.batch:
         lines.append(f"batch: padded from {plan.batch} to {plan.padded_batch}")
-    return lines
+    return [*lines, accuracy_text(plan)]
+
+
+def accuracy_text(plan: Plan) -> str:
+    """The estimate's error bar, and how it was found."""
+    bar = plan.accuracy
+    if bar is None:
+        return (
+            f"estimate: uncalibrated; no {plan.phase} step of this chip has been measured against it at these constants"
+        )
+    how = "with constants fitted to the others" if bar.constants == bar.set else f"at {bar.constants} constants"
+    return (
+        f"estimate: within {bar.worst:.0%} of {bar.points} measured {plan.phase} steps of this chip (median "
+        f"{bar.median:.1%}), {how}: {bar.set}"
+    )
 
 
 def runner_up(plans: Sequence[Plan]) -> int | None:
@@ -187,7 +201,14 @@ def _search(file: PlanFile) -> list[str]:
     ]
 
 
-def _constants(constants: Sequence[Constant]) -> list[str]:
-    if all(constant.calibrated for constant in constants):
-        return ["times are calibrated: measured constants, which `explain` lists"]
-    return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
+def _constants(best: Plan) -> list[str]:
+    reached = best.reached
+    if reached is None:
+        return ["times are of data-sheet constants, which `explain` lists with their sources"]
+    fitted = next((c.source for c in best.constants if c.calibrated), "")
+    return [
+        f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} of "
+        f"its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
+        f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
+        *([f"these were {fitted}"] if fitted else []),
+    ]
