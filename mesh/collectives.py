@@ -44,7 +44,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The devices of one mesh axis (or several) in a slice, as rates that a search can tabulate.
 
     all_gather and all_to_all are per byte of the gathered array, permute per byte of one device's shard.
-    all_gather_in_turn: one torus axis after the other, in `phases`, as the compilers do it; all_gather uses all at once.
+    all_gather_in_turn: one torus axis after the other, in `phases`, as compilers do it; all_gather uses all at once.
     Where a chip shows two devices, one's groups take one axis while the other's take another: again all at once.
     """
 

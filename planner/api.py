@@ -52,7 +52,10 @@ def plan(
     """
     request = Request(
         model=_model(model),
-        slices=[slice_at(_slice(one, chip_file), constants) for one in ([slices] if isinstance(slices, str | Slice) else slices)],
+        slices=[
+            slice_at(_slice(one, chip_file), constants)
+            for one in ([slices] if isinstance(slices, str | Slice) else slices)
+        ],
         work=_work(phase, batches, context, weights, kv, activations, compute),
         objective=objective,
         top=top,

@@ -59,9 +59,12 @@ def fit(
         return np.concatenate([soft, (x - first) / spread]) if priors else soft
 
     best = least_squares(residuals, first, bounds=(low, high), x_scale=spread, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    slopes = np.asarray(best.jac, dtype=float)
     freedom = max(1, len(measured_s) - len(free))
-    variance = max(1.0, float((errors(best.x) ** 2).sum()) / freedom) if priors else float((best.fun**2).sum()) / freedom
-    half = student.ppf(0.975, freedom) * np.sqrt(np.diag(np.linalg.pinv(best.jac.T @ best.jac) * variance))
+    variance = (
+        max(1.0, float((errors(best.x) ** 2).sum()) / freedom) if priors else float((best.fun**2).sum()) / freedom
+    )
+    half = student.ppf(0.975, freedom) * np.sqrt(np.diag(np.linalg.pinv(slopes.T @ slopes) * variance))
     ends = zip(np.maximum(low, best.x - half) * units, np.minimum(high, best.x + half) * units, strict=True)
     return Fit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
 

@@ -64,7 +64,9 @@ class StepPoint(Fact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         given = self.readings or (self.step_s or 0.0,)
         if (self.step_s is None) == (not self.readings) or min(given) <= 0:
-            raise InputError(f"point {self.name or self.layout} at batch {self.batch}: expected step_s or readings, > 0")
+            raise InputError(
+                f"point {self.name or self.layout} at batch {self.batch}: expected step_s or readings, > 0"
+            )
 
     @property
     def seconds(self) -> float:
@@ -87,8 +89,8 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
     """Whole steps of a model on a slice, or, with `only`, the bodies of these components.
 
     `leave_out`: the fields of a point that name its configuration. `ranked_apart`: pairs of layouts measured further
-    apart than this must be ranked right. `best_of`: tables whose layouts were chosen as the best ones. `knee`: the batch from which on a step grows
-    with it, as the source has it.
+    apart than this must be ranked right. `best_of`: tables whose layouts were chosen as the best ones. `knee`: the
+    batch from which on a step grows with it, as the source has it.
     """
 
     model: str | Model

@@ -67,7 +67,7 @@ class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its terms for all runs.
 
-    `launches`: its phases. `runs_as`: the kind that the slice's compiler makes of it and that is priced, if it is another.
+    `launches`: its phases. `runs_as`: the kind that the slice's compiler makes of it, if another; priced so.
     """
 
     kind: str

@@ -15,7 +15,9 @@ def svg(found: Validation) -> bytes:
     """One panel per data set of seconds, both axes logarithmic; raises `InputError` without matplotlib."""
     timed = [one for one in found.sets if one.unit == "s"]
     if not timed:
-        raise InputError("--format svg: these data sets hold no seconds; expected one that does, such as llama3-70b-v5e16")
+        raise InputError(
+            "--format svg: these data sets hold no seconds; expected one that does, such as llama3-70b-v5e16"
+        )
     try:
         import matplotlib
         from matplotlib.figure import Figure

@@ -93,7 +93,9 @@ def terms_of_curve(curve: Curve, sizes: Sequence[float]) -> Terms:
     """The terms of one collective at several sizes of its gathered array."""
     rates = rates_of(parse_slice(curve.slice).reaching(AT_ONE), curve.group)
     kind = curve.collective
-    per_byte, hops_s, launches = (float(table[kind][1]) for table in (rates.s_per_byte, rates.latency_s, rates.launches))
+    per_byte, hops_s, launches = (
+        float(table[kind][1]) for table in (rates.s_per_byte, rates.latency_s, rates.launches)
+    )
     return terms_of_collectives([(size * per_byte, hops_s, launches) for size in sizes])
 
 

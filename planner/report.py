@@ -207,8 +207,8 @@ def _constants(best: Plan) -> list[str]:
         return ["times are of data-sheet constants, which `explain` lists with their sources"]
     fitted = next((c.source for c in best.constants if c.calibrated), "")
     return [
-        f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} of "
-        f"its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
+        f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} "
+        f"of its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
         f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
         *([f"these were {fitted}"] if fitted else []),
     ]

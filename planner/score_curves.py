@@ -116,7 +116,9 @@ def _notes(data: Curves, fits: Mapping[str, tuple[Curve, Fit]]) -> Iterator[str]
 
 def _checked(check: Check, of_chip: Mapping[str, Reached]) -> str:
     slice_ = parse_slice(check.slice)
-    predicted = collective_s(slice_.reaching(of_chip[slice_.chip.name]), check.collective, check.group, [check.bytes])[0]
+    predicted = collective_s(slice_.reaching(of_chip[slice_.chip.name]), check.collective, check.group, [check.bytes])[
+        0
+    ]
     return (
         f"never fitted: {check.collective} of {check.bytes / 1e6:.4g} MB on {check.slice} measured "
         f"{check.seconds * 1e6:.4g} us, predicted {predicted * 1e6:.4g} ({predicted / check.seconds - 1:+.0%}); "

@@ -33,7 +33,6 @@ from planner.scores import (
     errors_of,
 )
 from planner.solve import Request, make_plan
-from planner.terms import Terms
 from planner.version import VERSION
 from strategies.dtypes import dtype_bytes
 
@@ -143,7 +142,11 @@ def _race(data: Steps, race: Race, reached: Reached) -> Ranked:
     point = StepPoint(
         layout=race.first, batch=race.batch, step_s=1, phase=race.phase, context=race.context, weights=race.weights
     )
-    slice_, model, work = parse_slice(data.slice).reaching(reached), model_of(data.model, data.heads), workload(data, point)
+    slice_, model, work = (
+        parse_slice(data.slice).reaching(reached),
+        model_of(data.model, data.heads),
+        workload(data, point),
+    )
     seconds = {n: price_one(data.layouts[n], slice_, model, work, n).cost.step_s for n in race.layouts}
     return Ranked(
         situation=f"{race.phase} at batch {race.batch}",
@@ -165,7 +168,7 @@ def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iter
 
 
 def knee(data: Steps, reached: Reached) -> float:
-    """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch, at what was reached."""
+    """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
     chip = parse_slice(data.slice).chip
     flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
     return flops_per_s / (reached.hbm * chip.device_hbm_bytes_per_s) * dtype_bytes(data.dtypes.weights) / 2
@@ -210,9 +213,7 @@ def _judged(
     return Judged(what=target.what, of=target.of, found=found, at_most=target.at_most)
 
 
-def _notes(
-    data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]
-) -> Iterator[str]:
+def _notes(data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
     rivals = list(_rivals(data, points))
     if rivals:
         wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))

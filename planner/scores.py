@@ -12,7 +12,7 @@ from planner.plan import Value
 BOUND, SHEET, CHIP, FITTED, CALIBRATED = "lower bound", "data sheet", "chip", "fitted", "calibrated"
 COMPUTED = "computed"
 """Predictions: the data sheet's bound and estimate; at the chip's own constants, which none of these points made; at
-constants fitted to all points; calibrated, by a fit that left the point's configuration out. Or computed, from bytes."""
+constants fitted to all points; calibrated, by a fit that left the point's configuration out. COMPUTED is from bytes."""
 
 
 class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 @dataclass(frozen=True)
 class Terms:
-    """Per step of all points: seconds at AT_ONE, launches, its point, and its body (the component that hides gathers)."""
+    """Per step of all points: seconds at AT_ONE, launches, its point, and its body, which hides gathers of weights."""
 
     points: int
     point: Ints
@@ -40,22 +41,22 @@ class Terms:
         """The estimate of every point."""
         roof_s = np.maximum(self.flops_s / reached.matmul, self.hbm_s / reached.hbm)
         comm_s = self.bandwidth_s / reached.link + self.hops_s * reached.hop + self.launches * reached.launch_s
-        total: Floats = np.bincount(self.point, roof_s + comm_s, self.points)
+        total: Floats = np.bincount(self.point, weights=roof_s + comm_s, minlength=self.points)
         bodies = int(self.body.max(initial=0)) + 1
-        over_s = np.bincount(self.body, roof_s, bodies)
-        behind_s = np.bincount(self.body, comm_s * self.behind, bodies)
+        over_s = np.bincount(self.body, weights=roof_s, minlength=bodies)
+        behind_s = np.bincount(self.body, weights=comm_s * self.behind, minlength=bodies)
         of = np.zeros(bodies, dtype=np.int64)
         of[self.body] = self.point
         hidden_s = np.minimum(over_s, behind_s)
         hidden_s[0] = 0.0
-        return total - np.bincount(of, hidden_s, self.points)
+        return total - np.bincount(of, weights=hidden_s, minlength=self.points)
 
     def of(self, chosen: Sequence[int]) -> Terms:
         """The terms of these points, in the order in which they were."""
         kept = sorted(set(chosen))
         mask = np.isin(self.point, kept)
         number = np.searchsorted(kept, self.point[mask])
-        columns = {name: getattr(self, name)[mask] for name in _COLUMNS}
+        columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in _COLUMNS}
         return replace(self, points=len(kept), point=number, **columns)
 
 
@@ -72,9 +73,7 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
         for s in filter(keep, plan.cost.steps):
             body = bodies.setdefault((number, s.component), len(bodies) + 1) if s.part == "body" else 0
             moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms))
-            rows.append(
-                (number, body, s.behind, *(s.layers * v for v in (s.flops_s, s.hbm_s, *moved, _launches(s))))
-            )
+            rows.append((number, body, s.behind, *(s.layers * v for v in (s.flops_s, s.hbm_s, *moved, _launches(s)))))
     return _terms(len(plans), rows)
 
 

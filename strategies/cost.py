@@ -191,7 +191,7 @@ def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
 
 @dataclass
 class Totals:
-    """Sums over a program's steps, in seconds, each [rows, columns]; `behind_s` is the part of `comm_s` that may hide."""
+    """Sums over a program's steps, in seconds, each [rows, columns]; `behind_s`: what of `comm_s` may hide."""
 
     roof_s: Number = 0.0
     behind_s: Number = 0.0

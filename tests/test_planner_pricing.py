@@ -42,7 +42,7 @@ def _plans(bruteforce: ModuleType, seed: int) -> tuple[Problem, list[Plan]]:
 
 @pytest.mark.parametrize("seed", CASES)
 def test_steps_sum_to_the_totals(seed: int, bruteforce: ModuleType) -> None:
-    """Every total is the sum of its steps times their layers; the estimate is that of their seconds, but for what hides."""
+    """Every total is the sum of its steps times their layers; the estimate is that of their seconds less what hides."""
     for plan in _plans(bruteforce, seed)[1]:
         cost = plan.cost
         for name in ("flops_s", "hbm_s", "ici_s", "latency_s"):
