@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from planner.plan import Plan as Plan
     from planner.plan import PlanFile as PlanFile
     from planner.plan import read_plan as read_plan
+    from planner.scores import Validation as Validation
     from planner.solve import NothingFits as NothingFits
+    from planner.validate import validate as validate
     from strategies.configs import load_model as load_model
     from strategies.models import Model as Model
     from strategies.rooftable import RooflineTable as RooflineTable
@@ -42,6 +44,7 @@ _HOMES = {
     "PlanFile": "planner.plan",
     "RooflineTable": "strategies.rooftable",
     "Slice": "mesh.slices",
+    "Validation": "planner.scores",
     "load_chip": "mesh.chips",
     "load_model": "strategies.configs",
     "parse_slice": "mesh.slices",
@@ -49,6 +52,7 @@ _HOMES = {
     "price": "planner.api",
     "read_plan": "planner.plan",
     "roofline": "planner.api",
+    "validate": "planner.validate",
 }
 _PACKAGES = ("mesh", "strategies", "planner", "executor")
 BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141

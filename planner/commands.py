@@ -101,15 +101,15 @@ def _plan_type() -> type:
 
 
 SCHEMAS: dict[str, Callable[[], type]] = {"plan": _plan_type}
-"""The type of each file that has a schema, loaded when asked for; the executor adds its report."""
+"""The type of each file that has a schema, loaded when asked for; the other commands add theirs."""
 
 
 @app.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="[plan|report]", help="Of which file.")] = "plan",
+    name: Annotated[str, typer.Argument(metavar="[plan|report|validation]", help="Of which file.")] = "plan",
     style: Format = "json",
 ) -> None:
-    """Print the JSON Schema of a plan file, or of a report of `verify`."""
+    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
     from planner import report_schema
 
     found = report_schema.schema_of(name, SCHEMAS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands import app
+from planner.commands import SCHEMAS, app
 from planner.options import PROGRESS, one_of, words
 from planner.output import progress_line, write
 
@@ -18,6 +18,15 @@ __all__ = ["app"]
 
 FORMATS = ("table", "json", "markdown", "svg")
 TARGETS_MISSED = 1
+
+
+def _validation_type() -> type:
+    from planner.scores import Validation
+
+    return Validation
+
+
+SCHEMAS["validation"] = _validation_type
 
 
 @app.command()

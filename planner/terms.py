@@ -41,15 +41,12 @@ class Terms:
         """The estimate of every point."""
         roof_s = np.maximum(self.flops_s / reached.matmul, self.hbm_s / reached.hbm)
         comm_s = self.bandwidth_s / reached.link + self.hops_s * reached.hop + self.launches * reached.launch_s
-        total: Floats = np.bincount(self.point, weights=roof_s + comm_s, minlength=self.points)
         bodies = int(self.body.max(initial=0)) + 1
-        over_s = np.bincount(self.body, weights=roof_s, minlength=bodies)
-        behind_s = np.bincount(self.body, weights=comm_s * self.behind, minlength=bodies)
         of = np.zeros(bodies, dtype=np.int64)
         of[self.body] = self.point
-        hidden_s = np.minimum(over_s, behind_s)
+        hidden_s = np.minimum(_sums(self.body, roof_s, bodies), _sums(self.body, comm_s * self.behind, bodies))
         hidden_s[0] = 0.0
-        return total - np.bincount(of, weights=hidden_s, minlength=self.points)
+        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, hidden_s, self.points)
 
     def of(self, chosen: Sequence[int]) -> Terms:
         """The terms of these points, in the order in which they were."""
@@ -58,6 +55,11 @@ class Terms:
         number = np.searchsorted(kept, self.point[mask])
         columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in _COLUMNS}
         return replace(self, points=len(kept), point=number, **columns)
+
+
+def _sums(of: Ints, values: Floats, many: int) -> Floats:
+    """Sums of the values of each number below `many`."""
+    return np.bincount(of, weights=values, minlength=many).astype(np.float64)
 
 
 _COLUMNS = ("flops_s", "hbm_s", "bandwidth_s", "hops_s", "launches", "body", "behind")
