@@ -229,8 +229,9 @@ def set_names(folder: Path = MEASURED) -> tuple[str, ...]:
 
 def read_set(name: str, folder: Path = MEASURED) -> Measured:
     """The data set of that name; raises `InputError` where there is none, or where its file is none."""
-    if name not in set_names(folder):
-        raise InputError(f"no data set '{name}'; closest: {closest(name, set_names(folder))}")
+    known = set_names(folder)
+    if name not in known:
+        raise InputError(f"no data set '{name}'; closest: {closest(name, known)}")
     path = folder / f"{name}.toml"
     try:
         found: Measured = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Measured)

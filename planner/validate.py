@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mesh.errors import InputError
 from planner.measured import MEASURED, Curves, Limits, Measured, Microbenchmarks, Serving, Steps, read_set, set_names
 from planner.score_curves import score_curves
 from planner.score_others import score_limits, score_microbenchmarks, score_serving
@@ -19,7 +20,10 @@ def validate(
     names: Sequence[str] | None = None, folder: Path = MEASURED, progress: Callable[[str], None] = lambda _: None
 ) -> Validation:
     """Score the named data sets, by default all. Raises `InputError` on a set there is none of."""
-    data = {name: read_set(name, folder) for name in names or set_names(folder)}
+    names = names or set_names(folder)
+    if not names:
+        raise InputError(f"'{folder}' holds no data sets; expected files such as those in '{MEASURED}'")
+    data = {name: read_set(name, folder) for name in names}
     scores = []
     for name, one in data.items():
         progress(f"scoring {name}")
