@@ -64,7 +64,7 @@ def fit(
     variance = (
         max(1.0, float((errors(best.x) ** 2).sum()) / freedom) if priors else float((best.fun**2).sum()) / freedom
     )
-    half = student.ppf(0.975, freedom) * np.sqrt(np.diag(np.linalg.pinv(slopes.T @ slopes) * variance))
+    half = student.ppf(0.975, freedom) * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(slopes.T @ slopes))) * variance)
     ends = zip(np.maximum(low, best.x - half) * units, np.minimum(high, best.x + half) * units, strict=True)
     return Fit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
 

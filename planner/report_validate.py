@@ -64,7 +64,7 @@ def _constants(one: SetScore) -> Iterator[list[str]]:
         return
     yield ["data sheet", "", *_reached(_SHEET), "nothing"]
     for chip, reached in one.chip_constants.items():
-        yield ["chip", chip, *_reached(reached), "none of these points"]
+        yield ["chip", chip, *_reached(reached), "see `meshwright chips`"]
     for fitted in one.calibrations:
         many = f"{fitted.points} points"
         if fitted.configurations != fitted.points:

@@ -11,7 +11,7 @@ from planner.plan import Value
 
 BOUND, SHEET, CHIP, FITTED, CALIBRATED = "lower bound", "data sheet", "chip", "fitted", "calibrated"
 COMPUTED = "computed"
-"""Predictions: the data sheet's bound and estimate; at the chip's own constants, which none of these points made; at
+"""Predictions: the data sheet's bound and estimate; at the chip's own constants; at
 constants fitted to all points; calibrated, by a fit that left the point's configuration out. COMPUTED is from bytes."""
 
 

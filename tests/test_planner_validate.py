@@ -61,6 +61,7 @@ def test_palm_is_predicted_as_well_as_the_targets_say(palm: SetScore) -> None:
     assert targets["median", "D.3"].found <= 0.15
     assert targets["within of best", "2"].found <= 0.15
     assert palm.rankings[0].predicted == palm.rankings[0].measured == "wg-xyz"
+    assert all(point.predicted[BOUND] <= point.measured for point in palm.points)
     assert any("t2-prefill-512: the published layout takes 1.000" in note for note in palm.notes)
 
 
