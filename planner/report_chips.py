@@ -42,8 +42,10 @@ def chip(one: Chip) -> Sequence[Block]:
 
 def _facts(one: Chip) -> list[tuple[str, str, str]]:
     values: dict[str, object] = {f"flops_per_s.{dtype}": value for dtype, value in one.flops_per_s.items()}
-    skip = ("name", "kind", "flops_per_s", "sources", "machines")
+    skip = ("name", "kind", "flops_per_s", "reached", "sources", "machines")
     values |= {field: getattr(one, field) for field in one.__struct_fields__ if field not in skip}
+    if one.reached:
+        values |= {f"reached.{field}": getattr(one.reached, field) for field in one.reached.__struct_fields__}
     return [
         (field, _value(value), one.sources.get(field, one.sources.get(field.split(".")[0], "")))
         for field, value in values.items()

@@ -45,8 +45,8 @@ def _set(one: SetScore) -> Iterator[Block]:
     yield Table("", _CONSTANTS, list(_constants(one)))
     yield _points(one)
     yield _errors(one)
-    rows = [(r.situation, r.measured, r.predicted, _seconds(r.seconds)) for r in one.rankings]
-    yield Table("", ("first of its layouts", "measured", "predicted", "predicted ms"), rows)
+    rows = [(r.situation, r.measured, r.predicted, r.at_chip, _seconds(r.seconds)) for r in one.rankings]
+    yield Table("", ("first of its layouts", "measured", "calibrated", "at chip constants", "calibrated ms"), rows)
     yield Lines("Notes", list(_notes(one)))
     yield Table("", ("target", "of", "found", "at most", "met"), [_target(target) for target in one.targets])
 

@@ -104,12 +104,12 @@ def _rivals(data: Steps, points: Sequence[Scored]) -> Iterator[tuple[Scored, Sco
             yield one, other
 
 
-def wrong_pairs(data: Steps, points: Sequence[Scored]) -> list[tuple[Scored, Scored]]:
+def wrong_pairs(data: Steps, points: Sequence[Scored], constants: str = CALIBRATED) -> list[tuple[Scored, Scored]]:
     """The pairs that are ranked wrong."""
     return [
         (a, b)
         for a, b in _rivals(data, points)
-        if (a.measured < b.measured) != (a.predicted[CALIBRATED] < b.predicted[CALIBRATED])
+        if (a.measured < b.measured) != (a.predicted[constants] < b.predicted[constants])
     ]
 
 
@@ -124,10 +124,26 @@ def _winners(data: Steps, points: Sequence[Scored]) -> list[Ranked]:
         kept = {n: [one for one in ones if _capacity(one.name) in shared] for n, ones in layouts.items()}
         if len(kept) > 1 and shared and not data.points[0].name:
             measured = {n: _mean([one.measured for one in ones]) for n, ones in kept.items()}
-            predicted = {n: _mean([one.predicted[CALIBRATED] for one in ones]) for n, ones in kept.items()}
-            first, guessed = min(measured, key=lambda n: measured[n]), min(predicted, key=lambda n: predicted[n])
-            found.append(Ranked(situation=f"batch {batch}", measured=first, predicted=guessed, seconds=predicted))
+            predicted, at_chip = (
+                {n: _mean([one.predicted[constants] for one in ones]) for n, ones in kept.items()}
+                for constants in (CALIBRATED, CHIP)
+            )
+            found.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
     return found
+
+
+def _first(seconds: Mapping[str, float]) -> str:
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _ranked(situation: str, measured: str, seconds: dict[str, float], at_chip: Mapping[str, float]) -> Ranked:
+    return Ranked(
+        situation=situation,
+        measured=measured,
+        predicted=_first(seconds),
+        at_chip=_first(at_chip),
+        seconds=seconds,
+    )
 
 
 def _capacity(name: str) -> str:
@@ -142,18 +158,12 @@ def _race(data: Steps, race: Race, reached: Reached) -> Ranked:
     point = StepPoint(
         layout=race.first, batch=race.batch, step_s=1, phase=race.phase, context=race.context, weights=race.weights
     )
-    slice_, model, work = (
-        parse_slice(data.slice).reaching(reached),
-        model_of(data.model, data.heads),
-        workload(data, point),
+    slice_, model, work = parse_slice(data.slice), model_of(data.model, data.heads), workload(data, point)
+    fitted, at_chip = (
+        {n: price_one(data.layouts[n], at, model, work, n).cost.step_s for n in race.layouts}
+        for at in (slice_.reaching(reached), slice_)
     )
-    seconds = {n: price_one(data.layouts[n], slice_, model, work, n).cost.step_s for n in race.layouts}
-    return Ranked(
-        situation=f"{race.phase} at batch {race.batch}",
-        measured=race.first,
-        predicted=min(seconds, key=lambda n: seconds[n]),
-        seconds=seconds,
-    )
+    return _ranked(f"{race.phase} at batch {race.batch}", race.first, fitted, at_chip)
 
 
 def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iterator[tuple[str, float]]:
@@ -217,9 +227,10 @@ def _notes(data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapp
     rivals = list(_rivals(data, points))
     if rivals:
         wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))
+        at_chip = len(wrong_pairs(data, points, CHIP))
         yield (
             f"{len(rivals)} pairs of layouts are measured more than {data.ranked_apart:.0%} apart; ranked wrong: "
-            f"{wrong or 'none'}"
+            f"{wrong or 'none'} when calibrated, {at_chip} at the chip's constants"
         )
     if data.knee:
         batches = [point.batch for point in data.points]
@@ -231,4 +242,4 @@ def _notes(data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapp
             f"at {measured:.0f} as measured, at {predicted:.0f} as predicted"
         )
     for name, ratio in ratios.items():
-        yield f"{name}: the published layout takes {ratio:.3f} of the best that `plan` finds (unmeasured)"
+        yield f"{name}: the published layout takes {ratio:.3f} times as long as the best that `plan` finds (unmeasured)"

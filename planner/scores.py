@@ -50,11 +50,15 @@ class Calibration(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of several layouts is first in one situation, measured (or published) and predicted, and by how much."""
+    """Which of several layouts is first: measured (or published), and predicted with fitted and the chip's constants.
+
+    `seconds`: what is predicted with fitted constants.
+    """
 
     situation: str
     measured: str
     predicted: str
+    at_chip: str
     seconds: dict[str, float]
 
 
