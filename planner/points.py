@@ -10,6 +10,7 @@ import msgspec
 from mesh.chips import Reached
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
+from planner.accuracy import slice_at
 from planner.given import Given, laid_out
 from planner.measured import Curve, StepPoint, Steps
 from planner.plan import Plan, StepPlan
@@ -72,15 +73,16 @@ def terms_of_steps(data: Steps) -> Terms:
 
 def data_sheet_of_steps(data: Steps) -> tuple[list[float], list[float]]:
     """Lower bound and estimate of every point by the data sheet alone."""
-    plans = plans_of(data, parse_slice(data.slice).at_data_sheet)
-    lower, estimate = [], []
-    for plan in plans:
-        steps = [s for s in plan.cost.steps if counts(data, s)]
-        roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
-        comm_s = sum(s.layers * c.seconds(None) for s in steps for c in s.comms)
-        lower.append(max(roof_s, comm_s))
-        estimate.append(roof_s + comm_s)
-    return lower, estimate
+    slice_ = parse_slice(data.slice)
+    bounds = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_.at_data_sheet))
+    estimates = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_at(slice_, "data-sheet")))
+    return [max(both) for both in bounds], [sum(both) for both in estimates]
+
+
+def _roof_and_comm_s(data: Steps, plan: Plan) -> tuple[float, float]:
+    steps = [s for s in plan.cost.steps if counts(data, s)]
+    roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
+    return roof_s, sum(s.layers * c.seconds(None) for s in steps for c in s.comms)
 
 
 def rates_of(slice_: Slice, group: tuple[tuple[str, int, int], ...]) -> Rates:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mesh.chips import Reached
 from mesh.slices import parse_slice
+from planner.accuracy import slice_at
 from planner.fitting import Fit, fit, left_out
 from planner.measured import Check, Curve, Curves
 from planner.points import collective_s, default_of, terms_of_curve
@@ -74,7 +75,7 @@ def _score(curve: Curve, data: Curves) -> tuple[Fit, list[Scored]]:
     start = msgspec.structs.replace(default_of(slice_), hop=1.0)
     found = fit(terms, measured, start, FREE, priors=False)
     predicted = {
-        SHEET: collective_s(slice_.at_data_sheet, curve.collective, curve.group, sizes),
+        SHEET: collective_s(slice_at(slice_, "data-sheet"), curve.collective, curve.group, sizes),
         CHIP: terms.seconds(default_of(slice_)).tolist(),
         FITTED: terms.seconds(found.reached).tolist(),
         CALIBRATED: left_out(terms, measured, start, sizes, FREE, priors=False).tolist(),

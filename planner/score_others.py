@@ -8,6 +8,7 @@ import msgspec
 
 from mesh.chips import Chip, load_chip
 from mesh.slices import parse_slice
+from planner.accuracy import slice_at
 from planner.measured import Limit, Limits, Measured, Microbenchmarks, Serving
 from planner.points import default_of, model_of, price_one
 from planner.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors
@@ -53,7 +54,7 @@ def score_serving(name: str, data: Serving) -> SetScore:
         work = Workload(phase="decode", batches=(point.batch,), context=point.max_length, dtypes=dtypes)
         rates = {
             constants: price_one(data.layout, at, model_of(point.model), work, name).throughput.tokens_per_s
-            for constants, at in ((SHEET, slice_.at_data_sheet), (CHIP, slice_))
+            for constants, at in ((SHEET, slice_at(slice_, "data-sheet")), (CHIP, slice_))
         }
         points.append(
             Scored(

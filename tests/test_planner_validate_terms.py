@@ -5,6 +5,7 @@ import pytest
 
 from mesh.chips import Reached
 from mesh.slices import parse_slice
+from planner.accuracy import slice_at
 from planner.compare import step_seconds
 from planner.measured import Curves, Steps, read_set
 from planner.points import (
@@ -65,7 +66,7 @@ def test_data_sheet_estimates_are_those_of_plans() -> None:
     """The data sheet's bound and estimate of a point are its plan's."""
     data = read_set("llama3-70b-v5e16")
     assert isinstance(data, Steps)
-    plans = plans_of(data, parse_slice(data.slice).at_data_sheet)
+    plans = plans_of(data, slice_at(parse_slice(data.slice), "data-sheet"))
     lower, estimate = data_sheet_of_steps(data)
     assert lower == pytest.approx([plan.cost.lower_bound_s for plan in plans], rel=1e-9)
     assert estimate == pytest.approx([plan.cost.step_s for plan in plans], rel=1e-9)
