@@ -39,16 +39,15 @@ class Board:
 
     def candidates(self) -> int:
         """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
-        per_column = [
-            prod(int((np.isfinite(j.time_s[:, c])).sum()) for j in self.joined) for c in range(len(self.pairs))
-        ]
+        per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
     def _component_best(self, i: int) -> Floats:
-        """[states, columns]: the least seconds of one layer of component i in each state."""
-        joined, parts = self.joined[i], []
+        """[states, columns]: seconds that one layer of component i takes at least in each state."""
+        glue, parts = self.glue[i], []
+        early, late = self.joined[i].least
         for residual in range(len(self.state.cuts)):
-            seconds = joined.best + self.glue[i][:, residual]
+            seconds = np.maximum(early + glue.early_s[:, residual], late + glue.late_s[:, residual])
             prefixes = self.state.prefixes[self.state.residual == residual]
             allowed = self._allowed(i, residual, prefixes)
             parts.append(_masked_min(seconds, allowed))
@@ -60,14 +59,14 @@ class Board:
 
     def least_bytes(self, column: int) -> float:
         """The least memory of any layout of this batch."""
-        least = [np.where(np.isfinite(j.time_s[:, column]), j.stored_bytes[:, column], np.inf) for j in self.joined]
-        peaks = [np.where(np.isfinite(j.time_s[:, column]), j.peak_bytes[:, column], np.inf).min() for j in self.joined]
+        least = [np.where(j.possible[:, column], j.stored_bytes[:, column], np.inf) for j in self.joined]
+        peaks = [np.where(j.possible[:, column], j.peak_bytes[:, column], np.inf).min() for j in self.joined]
         return float(sum(part.min() for part in least) + max(peaks) + self.residual_bytes[:, column].min())
 
     def over_memory(self, column: int, found: Found) -> None:
         """Count assignments that need more than the usable HBM even with the least of everything else."""
         usable = self.problem.usable_bytes
-        possible = [np.isfinite(j.time_s[:, column]) for j in self.joined]
+        possible = [j.possible[:, column] for j in self.joined]
         least = [
             float(np.where(p, j.stored_bytes[:, column], np.inf).min())
             for j, p in zip(self.joined, possible, strict=True)
@@ -121,9 +120,11 @@ class Board:
         rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
         face = joined.face[rows]
         allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
-        glue = self.glue[i][face, residual, column]
-        rows, glue = rows[allowed[face] & np.isfinite(glue)], glue[allowed[face] & np.isfinite(glue)]
-        seconds = joined.component.times * (joined.time_s[rows, column] + glue)
+        glue = self.glue[i]
+        early = joined.early_s[rows, column] + glue.early_s[face, residual, column]
+        late = joined.late_s[rows, column] + glue.late_s[face, residual, column]
+        kept = np.flatnonzero(allowed[face] & np.isfinite(late))
+        rows, seconds = rows[kept], joined.component.times * np.maximum(early, late)[kept]
         return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
 
     def _front_rows(self, i: int, column: int, top: int) -> Ints:
@@ -131,12 +132,13 @@ class Board:
         joined = self.joined[i]
         if (column, top) not in joined.fronts:
             rows = np.flatnonzero(
-                np.isfinite(joined.time_s[:, column]) & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
+                joined.possible[:, column] & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
             )
             options = Options(
-                rows, joined.time_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column]
+                rows, joined.late_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column]
             )
-            joined.fronts[column, top] = options.front(top, joined.face[rows]).row
+            front = options.front(top, joined.face[rows], early=joined.early_s[rows, column])
+            joined.fronts[column, top] = front.row
         return joined.fronts[column, top]
 
     def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:

@@ -36,7 +36,7 @@ class Comparison:
 def step_seconds(plan: Plan, *, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0) -> float:
     """The plan's estimate with its FLOP/s, HBM and ICI bandwidth times these factors; the layout stays."""
     total = sum(s.layers * _seconds(s, plan, flops, hbm, ici) for s in plan.cost.steps)
-    return total - hidden_s(plan.cost.steps, plan.reached, flops, hbm, ici)
+    return total - hidden_s(plan.cost.steps, plan.reached, plan.prefetch_s, flops, hbm, ici)
 
 
 def _seconds(step: StepPlan, plan: Plan, flops: float, hbm: float, ici: float) -> float:
@@ -44,15 +44,45 @@ def _seconds(step: StepPlan, plan: Plan, flops: float, hbm: float, ici: float) -
 
 
 def hidden_s(
-    steps: Sequence[StepPlan], reached: Reached | None, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0
+    steps: Sequence[StepPlan],
+    reached: Reached | None,
+    prefetch_s: float,
+    flops: float = 1.0,
+    hbm: float = 1.0,
+    ici: float = 1.0,
 ) -> float:
-    """Seconds that gathers of weights run behind the FLOPs and HBM time of their component's body."""
-    roof_s, behind_s = defaultdict[str, float](float), defaultdict[str, float](float)
-    for s in (s for s in steps if s.part == "body"):
-        roof_s[s.component] += s.layers * max(s.flops_s / flops, s.hbm_s / hbm)
+    """Seconds that a step's components do not wait, of those that their steps have.
+
+    Gathers of weights run behind the FLOPs and HBM time of the body. The hops and launches of all other collectives
+    pass while weights are read ahead: as long as the matmuls read, beyond their FLOPs, and VMEM has room.
+    """
+    if reached is None:
+        return 0.0
+    found = defaultdict[str, _Hiding](_Hiding)
+    for s in steps:
+        of, flops_s, hbm_s = found[s.component], s.flops_s / flops, s.hbm_s / hbm
+        of.layers = s.layers
+        of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
+        of.spare_s += max(hbm_s - flops_s, 0.0) if s.op == "Einsum" else 0.0
         if s.behind:
-            behind_s[s.component] += s.layers * sum(c.seconds(reached, ici) for c in s.comms)
-    return sum(min(seconds, roof_s[name]) for name, seconds in behind_s.items())
+            of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
+        else:
+            of.wait_s += sum(c.hops_s + c.launches * reached.launch_s for c in s.comms)
+    return sum(one.seconds(prefetch_s / hbm) for one in found.values())
+
+
+@dataclass
+class _Hiding:
+    """Of one layer of a component."""
+
+    layers: int = 1
+    roof_s: float = 0.0
+    behind_s: float = 0.0
+    wait_s: float = 0.0
+    spare_s: float = 0.0
+
+    def seconds(self, prefetch_s: float) -> float:
+        return self.layers * (min(self.roof_s, self.behind_s) + min(self.wait_s, self.spare_s, prefetch_s))
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:

@@ -7,6 +7,7 @@ from itertools import groupby
 from math import prod
 
 from mesh.errors import InputError
+from planner.compare import hidden_s
 from planner.plan import LayoutOf, Memory, Plan, StepPlan, TensorSpec
 from planner.report import assignment_text, bound_text, details, plan_table, title
 from planner.report_text import GB, Block, Lines, Table, digits, ms, us
@@ -19,6 +20,7 @@ _STEP_HEADERS = (
 _LEGEND = (
     "GFLOP and HBM MB: of one device; collective MB: bytes V of the whole gathered array that a group holds; "
     "us: max(FLOPs, HBM) + collectives; as AllReduce: the slice's compiler does a ReduceScatter over all devices so; "
+    "hidden: gathers of weights behind matmuls, hops and launches while weights are read ahead; "
     "MB = 1e6 and GB = 1e9 bytes"
 )
 
@@ -125,19 +127,21 @@ def _subtotals(plan: Plan) -> Table:
     rows = []
     for component in dict.fromkeys(step.component for step in plan.cost.steps):
         steps = [step for step in plan.cost.steps if step.component == component]
-        rows.append([component, *_times(steps, plan.cost.step_s)])
-    headers = ("component", "layers", "FLOPs ms", "HBM ms", "ICI ms", "latency ms", "estimate ms", "share")
-    total = ["all", "", *_times(plan.cost.steps, plan.cost.step_s)[1:]]
+        rows.append([component, *_times(steps, plan)])
+    headers = ("component", "layers", "FLOPs ms", "HBM ms", "ICI ms", "latency ms", "hidden ms", "estimate ms", "share")
+    total = ["all", "", *_times(plan.cost.steps, plan)[1:]]
     cost = plan.cost
     bounds = f"lower {ms(cost.lower_bound_s)}, estimate {ms(cost.step_s)}, upper {ms(cost.upper_bound_s)} ms"
     return Table(f"Time of all layers ({bounds})", headers, [*rows, total])
 
 
-def _times(steps: Sequence[StepPlan], whole_s: float) -> list[str]:
-    kinds = ("flops_s", "hbm_s", "ici_s", "latency_s", "seconds")
+def _times(steps: Sequence[StepPlan], plan: Plan) -> list[str]:
+    kinds = ("flops_s", "hbm_s", "ici_s", "latency_s")
     sums = [sum(step.layers * float(getattr(step, kind)) for step in steps) for kind in kinds]
-    share = sums[-1] / whole_s if whole_s else 0.0
-    return [str(steps[0].layers), *map(ms, sums), f"{share:.1%}"]
+    hidden = hidden_s(steps, plan.reached, plan.prefetch_s)
+    seconds = sum(step.layers * step.seconds for step in steps) - hidden
+    share = seconds / plan.cost.step_s if plan.cost.step_s else 0.0
+    return [str(steps[0].layers), *map(ms, (*sums, hidden, seconds)), f"{share:.1%}"]
 
 
 def _memory(memory: Memory) -> Table:

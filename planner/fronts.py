@@ -29,32 +29,32 @@ class Options:
         """Those that take no longer than the limit."""
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
-    def front(self, top: int, face: Ints | None = None, safe: float = -np.inf) -> Options:
-        """Those that fewer than `top` others (of their face) beat in seconds, stored and peak bytes alike.
+    def front(self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None) -> Options:
+        """Those that fewer than `top` others (of their face) beat in seconds (early ones too), stored and peak bytes.
 
         Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
         """
         face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
-        order = np.lexsort((ties, self.peak, self.stored, self.seconds, face))
+        early = np.zeros(len(self.row)) if early is None else early
+        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
         kept: list[int] = []
-        last, near = -1, list[tuple[float, float]]()
-        for n, f, s, p in zip(
-            order.tolist(), face[order].tolist(), stored[order].tolist(), peak[order].tolist(), strict=True
-        ):
+        last, near = -1, list[tuple[float, float, float]]()
+        columns = (x[order].tolist() for x in (face, early, stored, peak))
+        for n, f, e, s, p in zip(order.tolist(), *columns, strict=True):
             if f != last:
                 last, near = f, []
-            if _fewer_beat(near, s, p, top):
-                near.append((s, p))
+            if _fewer_beat(near, e, s, p, top):
+                near.append((e, s, p))
                 kept.append(n)
         return self.take(np.array(kept, dtype=np.int64))
 
 
-def _fewer_beat(kept: list[tuple[float, float]], stored: float, peak: float, top: int) -> bool:
+def _fewer_beat(kept: list[tuple[float, float, float]], early: float, stored: float, peak: float, top: int) -> bool:
     beaten = 0
-    for s, p in kept:
-        if s <= stored and p <= peak:
+    for e, s, p in kept:
+        if s <= stored and p <= peak and e <= early:
             beaten += 1
             if beaten == top:
                 return False

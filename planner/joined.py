@@ -2,6 +2,13 @@
 
 The glue's price depends only on what each mesh axis cuts in the body's input and does to its output (the
 *face*). So assignments with one face share their glue, and only the best of each face is of interest.
+
+Hops and launches hide while weights are read ahead, those of the glue like those of the body: with T, w, s a body's
+seconds, waiting and spare seconds, and G, v those of its glue, both together take
+
+    T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
+
+two sums of the body's and the glue's own terms, `early_s` and `late_s`.
 """
 
 from __future__ import annotations
@@ -32,7 +39,8 @@ class Joined:
     tables: Sequence[Table]
     table_of: Ints
     row_of: Ints
-    time_s: Floats
+    early_s: Floats
+    late_s: Floats
     stored_bytes: Floats
     peak_bytes: Floats
     face: Ints
@@ -41,11 +49,25 @@ class Joined:
     fronts: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     @cached_property
-    def best(self) -> Floats:
-        """[faces, columns]: the least seconds of one layer, without glue."""
+    def possible(self) -> NDArray[np.bool_]:
+        """[rows, columns]: whether an assignment runs a batch."""
+        return np.isfinite(self.late_s)
+
+    @cached_property
+    def least(self) -> tuple[Floats, Floats]:
+        """[faces, columns]: the least early and late seconds of one layer, without glue."""
         order = np.argsort(self.face, kind="stable")
         starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
-        return np.minimum.reduceat(self.time_s[order], starts, axis=0)
+        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.early_s, self.late_s))
+        return early, late
+
+
+@dataclass(frozen=True)
+class Glue:
+    """[faces, residuals, columns]: seconds of entry and exit, without and with hops and launches; inf: impossible."""
+
+    early_s: Floats
+    late_s: Floats
 
 
 def join(component: Component, tables: Sequence[Table]) -> Joined | None:
@@ -62,13 +84,15 @@ def join(component: Component, tables: Sequence[Table]) -> Joined | None:
         return None
     unique, inverse = _unique_rows(face)
     axes = face.shape[1] // 2
-    time = np.concatenate([np.where(t.ok, t.step_s, np.inf) for t in tables])
+    runs = [t.ok & np.isfinite(t.step_s) for t in tables]
+    waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
     return Joined(
         component,
         tables,
         np.concatenate(numbers),
         np.concatenate(rows),
-        time,
+        np.concatenate([_less(t.step_s, w, ok) for t, w, ok in zip(tables, waits, runs, strict=True)]),
+        np.concatenate([_less(t.step_s, s, ok) for t, s, ok in zip(tables, spares, runs, strict=True)]),
         np.concatenate([t.stored_bytes for t in tables]),
         np.concatenate([t.peak_bytes for t in tables]),
         inverse,
@@ -77,14 +101,18 @@ def join(component: Component, tables: Sequence[Table]) -> Joined | None:
     )
 
 
+def _less(seconds: Floats, hidden: Floats, possible: NDArray[np.bool_]) -> Floats:
+    return np.asarray(np.subtract(seconds, hidden, out=np.full(possible.shape, np.inf), where=possible))
+
+
 def _unique_rows(face: Ints) -> tuple[Ints, Ints]:
     codes = face @ (5 ** np.arange(face.shape[1], dtype=np.int64))
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     return face[first], inverse.reshape(-1)
 
 
-def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints) -> Floats:
-    """[faces, residuals, columns]: seconds of entry and exit; inf where a dim does not divide."""
+def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints) -> Glue:
+    """Entry and exit of every face with every residual; inf where a dim does not divide."""
     component = joined.component
     entry = [
         _glue(p, component, joined.reads, states.cuts, "entry", rates, fast, batches)
@@ -94,20 +122,23 @@ def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: S
         _glue(p, component, joined.gives, states.cuts, "exit", rates, fast, batches)
         for p in exit_parts(component, phase)
     ]
-    return np.asarray(sum(entry) + sum(leave))
+    early, late = zip(*entry, *leave, strict=True)
+    return Glue(np.asarray(sum(early)), np.asarray(sum(late)))
 
 
 def _glue(
     part: Part, component: Component, ends: Ints, cuts: Ints, side: str, rates: Rates, fast: Speeds, batches: Ints
-) -> Floats:
+) -> tuple[Floats, Floats]:
     unique, inverse = _unique_rows(ends)
     masks = glue_masks(part, unique, cuts, side)
     found = fit_part(part, component, rates, masks, batches)
     total = Totals()
     for cost in price_steps(scope_of(part, found.sizes, masks, rates, fast), fast):
         total.add(cost)
-    seconds = np.where(found.ok, np.broadcast_to(total.step_s, found.ok.shape), np.inf)
-    return seconds.reshape(len(unique), len(cuts), -1)[inverse]
+    late = np.where(found.ok, np.broadcast_to(total.step_s, found.ok.shape), np.inf)
+    early = _less(late, np.broadcast_to(total.wait_s, late.shape), np.isfinite(late))
+    shape = (len(unique), len(cuts), -1)
+    return early.reshape(shape)[inverse], late.reshape(shape)[inverse]
 
 
 def glue_masks(part: Part, ends: Ints, cuts: Ints, side: str) -> dict[str, Ints]:

@@ -114,8 +114,8 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     The lower bound is the data sheet's: everything overlaps and every collective uses all links at once. The estimate
     and the upper bound, where nothing overlaps, are at what programs reach. flops_s, hbm_s and ici_s are the
-    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives; behind_s of it all
-    is hidden behind matmuls.
+    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives. hidden_s of it all
+    is not waited for: gathers of weights behind matmuls, hops and launches while weights are read ahead.
     """
 
     lower_bound_s: float
@@ -125,7 +125,7 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hbm_s: float
     ici_s: float
     latency_s: float
-    behind_s: float
+    hidden_s: float
     bound_by: str
     steps: tuple[StepPlan, ...]
 
@@ -173,14 +173,15 @@ class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One layout of one model on one slice, with what it costs and why.
 
-    `reached`: what the estimate takes programs to reach; None: the data sheet. `accuracy`: its error bar; None: the
-    estimate is uncalibrated.
+    `reached`: what the estimate takes programs to reach; None: the data sheet. `prefetch_s`: how long weights can be
+    read ahead in a layer. `accuracy`: the estimate's error bar; None: it is uncalibrated.
     """
 
     model: Model
     model_hash: str
     slice: str
     reached: Reached | None
+    prefetch_s: float
     accuracy: Accuracy | None
     chips: int
     devices: int

@@ -10,7 +10,7 @@ import numpy as np
 
 from mesh.slices import Slice
 from planner.accuracy import CALIBRATED_FROM, accuracy_of
-from planner.compare import hidden_s
+from planner.compare import hidden_s as hidden_by
 from planner.layout import Bound, Layout, programs
 from planner.plan import (
     CommPlan,
@@ -62,13 +62,14 @@ def price_layout(
     priced = [ready(layout, one, rates, fast, padded) for one in bound]
     steps = tuple(step for p in priced for step in _steps(p, fast))
     lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
-    cost = total_cost(steps, lower_s, hidden_s(steps, slice_.chip.reached))
+    cost = total_cost(steps, lower_s, hidden_by(steps, slice_.chip.reached, fast.prefetch_s))
     tokens = batch * (work.context if work.phase == "prefill" else 1)
     return Plan(
         model=model,
         model_hash=model.digest,
         slice=slice_.name,
         reached=slice_.chip.reached,
+        prefetch_s=fast.prefetch_s,
         accuracy=accuracy_of(slice_.chip, work.phase),
         chips=slice_.chips,
         devices=slice_.devices,
@@ -156,7 +157,7 @@ def lower_bound_s(layout: Layout, bound: Sequence[Bound], slice_: Slice, fast: S
     return _scalar(total.lower_bound_s)
 
 
-def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, behind_s: float) -> Cost:
+def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float) -> Cost:
     """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
@@ -169,13 +170,13 @@ def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, behind_s: float)
         by["ici" if s.ici_s > s.latency_s else "latency"] += s.layers * (s.ici_s + s.latency_s)
     return Cost(
         lower_bound_s=lower_bound_s,
-        step_s=roof_s + ici_s + latency_s - behind_s,
+        step_s=roof_s + ici_s + latency_s - hidden_s,
         upper_bound_s=flops_s + hbm_s + ici_s + latency_s,
         flops_s=flops_s,
         hbm_s=hbm_s,
         ici_s=ici_s,
         latency_s=latency_s,
-        behind_s=behind_s,
+        hidden_s=hidden_s,
         bound_by=max(by, key=lambda name: (by[name], -BOUNDS.index(name))),
         steps=tuple(steps),
     )

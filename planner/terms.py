@@ -1,7 +1,8 @@
 """Seconds of many points as functions of what programs reach: priced once, then evaluated for any constants.
 
     seconds = sum over steps of max(FLOPs / matmul, bytes / hbm) + bytes moved / link + hops x hop + launches x launch
-              less what gathers of weights take behind the matmuls of their component
+              less what gathers of weights take behind the matmuls of their component,
+              and what hops and launches take while weights are read ahead
 
 which is what `pricing.price_layout` gives on `Slice.reaching` those constants (a test says so).
 """
@@ -9,7 +10,7 @@ which is what `pricing.price_layout` gives on `Slice.reaching` those constants (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,37 +25,48 @@ AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 @dataclass(frozen=True)
 class Terms:
-    """Per step of all points: seconds at AT_ONE, launches, its point, and its body, which hides gathers of weights."""
+    """Per step of all points: seconds at AT_ONE, launches, and to which point and component it belongs.
+
+    `body`: of the component's body, behind which gathers of weights (`behind`) run; `matmul`: reads weights, for at
+    most `ahead_s` ahead of time (of the component).
+    """
 
     points: int
     point: Ints
+    component: Ints
+    body: Flags
+    behind: Flags
+    matmul: Flags
     flops_s: Floats
     hbm_s: Floats
     bandwidth_s: Floats
     hops_s: Floats
     launches: Floats
-    body: Ints
-    """A number per (point, component) for steps of bodies, else 0, which hides nothing."""
-    behind: Flags
+    ahead_s: Floats
 
     def seconds(self, reached: Reached) -> Floats:
         """The estimate of every point."""
-        roof_s = np.maximum(self.flops_s / reached.matmul, self.hbm_s / reached.hbm)
-        comm_s = self.bandwidth_s / reached.link + self.hops_s * reached.hop + self.launches * reached.launch_s
-        bodies = int(self.body.max(initial=0)) + 1
-        of = np.zeros(bodies, dtype=np.int64)
-        of[self.body] = self.point
-        hidden_s = np.minimum(_sums(self.body, roof_s, bodies), _sums(self.body, comm_s * self.behind, bodies))
-        hidden_s[0] = 0.0
-        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, hidden_s, self.points)
+        flops_s, hbm_s = self.flops_s / reached.matmul, self.hbm_s / reached.hbm
+        roof_s, wait_s = np.maximum(flops_s, hbm_s), self.hops_s * reached.hop + self.launches * reached.launch_s
+        comm_s = self.bandwidth_s / reached.link + wait_s
+        gathers_s = np.minimum(self._of_components(roof_s * self.body), self._of_components(comm_s * self.behind))
+        spare_s = self._of_components(np.maximum(hbm_s - flops_s, 0.0) * self.matmul)
+        ahead_s = np.zeros(len(spare_s))
+        ahead_s[self.component] = self.ahead_s / reached.hbm
+        waits_s = np.minimum(self._of_components(wait_s * ~self.behind), np.minimum(spare_s, ahead_s))
+        of = np.zeros(len(spare_s), dtype=np.int64)
+        of[self.component] = self.point
+        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, gathers_s + waits_s, self.points)
+
+    def _of_components(self, values: Floats) -> Floats:
+        return _sums(self.component, values, int(self.component.max(initial=0)) + 1)
 
     def of(self, chosen: Sequence[int]) -> Terms:
         """The terms of these points, in the order in which they were."""
         kept = sorted(set(chosen))
         mask = np.isin(self.point, kept)
-        number = np.searchsorted(kept, self.point[mask])
         columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in _COLUMNS}
-        return replace(self, points=len(kept), point=number, **columns)
+        return replace(self, points=len(kept), point=np.searchsorted(kept, self.point[mask]), **columns)
 
 
 def _sums(of: Ints, values: Floats, many: int) -> Floats:
@@ -62,26 +74,29 @@ def _sums(of: Ints, values: Floats, many: int) -> Floats:
     return np.bincount(of, weights=values, minlength=many).astype(np.float64)
 
 
-_COLUMNS = ("flops_s", "hbm_s", "bandwidth_s", "hops_s", "launches", "body", "behind")
+_COLUMNS = tuple(f.name for f in fields(Terms) if f.name not in ("points", "point"))
 
 
 def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _: True) -> Terms:
     """The terms of plans that were priced at AT_ONE, of the steps to keep."""
-    bodies: dict[tuple[int, str], int] = {}
+    components: dict[tuple[int, str], int] = {}
     rows = []
     for number, plan in enumerate(plans):
         if plan.reached != AT_ONE:
             raise ValueError(f"expected plans priced at {AT_ONE}, got {plan.reached}")
         for s in filter(keep, plan.cost.steps):
-            body = bodies.setdefault((number, s.component), len(bodies) + 1) if s.part == "body" else 0
-            moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms))
-            rows.append((number, body, s.behind, *(s.layers * v for v in (s.flops_s, s.hbm_s, *moved, _launches(s)))))
+            component = components.setdefault((number, s.component), len(components))
+            moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms), _launches(s))
+            flags = (s.part == "body", s.behind, s.op == "Einsum")
+            values = (s.flops_s, s.hbm_s, *moved, plan.prefetch_s)
+            rows.append((number, component, *flags, *(s.layers * value for value in values)))
     return _terms(len(plans), rows)
 
 
 def terms_of_collectives(found: Sequence[tuple[float, float, float]]) -> Terms:
     """The terms of single collectives: (bytes' seconds, hops' seconds, launches) at AT_ONE."""
-    return _terms(len(found), [(i, 0, False, 0.0, 0.0, *values) for i, values in enumerate(found)])
+    rows = [(i, i, False, False, False, 0.0, 0.0, *values, 0.0) for i, values in enumerate(found)]
+    return _terms(len(found), rows)
 
 
 def _launches(step: StepPlan) -> int:
@@ -89,15 +104,6 @@ def _launches(step: StepPlan) -> int:
 
 
 def _terms(points: int, rows: Sequence[tuple[float, ...]]) -> Terms:
-    table = np.array(rows, dtype=float).T
-    return Terms(
-        points,
-        point=table[0].astype(np.int64),
-        body=table[1].astype(np.int64),
-        behind=table[2].astype(bool),
-        flops_s=table[3],
-        hbm_s=table[4],
-        bandwidth_s=table[5],
-        hops_s=table[6],
-        launches=table[7],
-    )
+    point, component, body, behind, matmul, *values = np.array(rows, dtype=float).T
+    flags = (column.astype(bool) for column in (body, behind, matmul))
+    return Terms(points, point.astype(np.int64), component.astype(np.int64), *flags, *values)

@@ -1,7 +1,8 @@
 """The cost reader: what a program's steps take on a mesh, on numbers or on arrays of assignments at once.
 
     step_s        = sum over steps of max(FLOPs time, HBM time) + sum of collectives      (the estimate)
-                    less what gathers of weights, which wait for no activation, take behind the component's matmuls
+                    less what gathers of weights, which wait for no activation, take behind the component's matmuls,
+                    and what hops and launches take while the next weights are read into VMEM
     lower_bound_s = max(the first sum, the second)             everything overlaps
     upper_bound_s = FLOPs + HBM + collectives                  nothing overlaps
 
@@ -33,11 +34,15 @@ _READS = ("Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of one device: FLOP/s in the compute dtype, HBM bytes/s, and bytes per element of each tensor class."""
+    """Of one device: FLOP/s in the compute dtype, HBM bytes/s, and bytes per element of each tensor class.
+
+    `prefetch_s`: how long HBM can be read ahead in a layer, into half of VMEM; 0 where VMEM's size is not known.
+    """
 
     flops_per_s: float
     hbm_bytes_per_s: float
     widths: Mapping[str, float]
+    prefetch_s: float = 0.0
 
 
 def speeds(chip: Chip, dtypes: Dtypes) -> Speeds:
@@ -53,7 +58,9 @@ def speeds(chip: Chip, dtypes: Dtypes) -> Speeds:
         "statistic": STATISTIC_BYTES,
     }
     matmul, hbm = (chip.reached.matmul, chip.reached.hbm) if chip.reached else (1.0, 1.0)
-    return Speeds(matmul * chip.device_flops_per_s(dtypes.compute), hbm * chip.device_hbm_bytes_per_s, widths)
+    ahead_s = (chip.vmem_bytes or 0) / 2 / (hbm * chip.hbm_bytes_per_s) if chip.reached else 0.0
+    flops_per_s, bytes_per_s = chip.device_flops_per_s(dtypes.compute), chip.device_hbm_bytes_per_s
+    return Speeds(matmul * flops_per_s, hbm * bytes_per_s, widths, ahead_s)
 
 
 def data_sheet_speeds(fast: Speeds, chip: Chip) -> Speeds:
@@ -171,6 +178,11 @@ class StepCost:
     comms: tuple[CommCost, ...]
     behind: bool
 
+    @property
+    def spare_s(self) -> Number:
+        """HBM time beyond the FLOPs' of a matmul: what its weights, read ahead, would not take when it runs."""
+        return np.maximum(self.hbm_s - self.flops_s, 0.0) if self.step.op == "Einsum" else 0.0
+
 
 def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
     """Every step of the scope's program, priced in order."""
@@ -191,10 +203,16 @@ def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
 
 @dataclass
 class Totals:
-    """Sums over a program's steps, in seconds, each [rows, columns]; `behind_s`: what of `comm_s` may hide."""
+    """Sums over a program's steps, in seconds, each [rows, columns].
+
+    Of `comm_s`, `behind_s` are gathers of weights, and `wait_s` the other collectives' hops and launches, which may
+    hide behind reading weights ahead, for as long as `spare_s`.
+    """
 
     roof_s: Number = 0.0
     behind_s: Number = 0.0
+    wait_s: Number = 0.0
+    spare_s: Number = 0.0
     flops_s: Number = 0.0
     hbm_s: Number = 0.0
     ici_s: Number = 0.0
@@ -205,15 +223,18 @@ class Totals:
         self.roof_s = self.roof_s + times * np.maximum(cost.flops_s, cost.hbm_s)
         self.flops_s = self.flops_s + times * cost.flops_s
         self.hbm_s = self.hbm_s + times * cost.hbm_s
+        self.spare_s = self.spare_s + times * cost.spare_s
         for comm in cost.comms:
             self.ici_s = self.ici_s + times * comm.bandwidth_s
             self.comm_s = self.comm_s + times * comm.seconds
             if cost.behind:
                 self.behind_s = self.behind_s + times * comm.seconds
+            elif comm.additive:
+                self.wait_s = self.wait_s + times * comm.latency_s
 
     @property
     def step_s(self) -> Number:
-        """The estimate."""
+        """The estimate, before anything is read ahead."""
         return self.roof_s + self.comm_s - np.minimum(self.roof_s, self.behind_s)
 
     @property

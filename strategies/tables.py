@@ -29,7 +29,8 @@ Rows = NDArray[np.int8]
 class Table:
     """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
 
-    Seconds are of one layer; `stored_bytes` (weights and cache) are of all the component's layers, per device.
+    Seconds are of one layer, `wait_s` and `spare_s` as in `Totals`, the latter as far as VMEM has room;
+    `stored_bytes` (weights and cache) are of all the component's layers, per device.
     """
 
     body: Body
@@ -37,6 +38,8 @@ class Table:
     rows: Rows
     ok: NDArray[np.bool_]
     step_s: Floats
+    wait_s: Floats
+    spare_s: Floats
     stored_bytes: Floats
     peak_bytes: Floats
     rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
@@ -150,6 +153,8 @@ def _price_rows(
         rows,
         ok,
         np.broadcast_to(total.step_s, shape),
+        np.broadcast_to(total.wait_s, shape),
+        np.broadcast_to(np.minimum(total.spare_s, fast.prefetch_s), shape),
         np.broadcast_to(stored, shape),
         np.broadcast_to(peak, shape),
         rejected,

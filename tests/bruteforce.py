@@ -183,7 +183,7 @@ def price_share(layout: Layout, rates: Rates, problem: Problem, padded: int) -> 
     except LayoutError:
         return None
     component = layout.assigned[0].component
-    seconds = stored = peak = roof = gathers = 0.0
+    seconds = stored = peak = roof = gathers = waits = spare = 0.0
     bodies = 0
     for p in priced:
         for cost in price_steps(p.scope, problem.fast):
@@ -192,8 +192,13 @@ def price_share(layout: Layout, rates: Rates, problem: Problem, padded: int) -> 
             seconds += here + comms
             if p.bound.part == "body":  # its gathers of weights run behind its matmuls
                 roof += here
-                weights = all(t.name in p.bound.program.weights for t in cost.step.inputs)
-                gathers += comms if cost.step.op == "AllGather" and weights and rates.additive else 0.0
+            weights = all(t.name in p.bound.program.weights for t in cost.step.inputs)
+            if cost.step.op == "AllGather" and weights and rates.additive:
+                gathers += comms
+            elif rates.additive:  # hops and launches pass while weights are read ahead
+                waits += sum(float(np.max(c.latency_s)) for c in cost.comms)
+            if cost.step.op == "Einsum":
+                spare += max(0.0, float(np.max(cost.hbm_s)) - float(np.max(cost.flops_s)))
         if p.bound.part == "body":
             held_twice = component.tied and bodies > 0
             stored += 0.0 if held_twice else float(np.max(weight_bytes(p.scope)))
@@ -202,7 +207,8 @@ def price_share(layout: Layout, rates: Rates, problem: Problem, padded: int) -> 
             bodies += 1
     if not isfinite(seconds):
         return None
-    return Share(component.times * (seconds - min(roof, gathers)), component.times * stored, peak, _streams(bound))
+    seconds -= min(roof, gathers) + min(waits, spare, problem.fast.prefetch_s)
+    return Share(component.times * seconds, component.times * stored, peak, _streams(bound))
 
 
 def _streams(bound: Sequence[Bound]) -> frozenset[str]:
