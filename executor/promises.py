@@ -27,8 +27,13 @@ class Promise:
     text: str
 
 
-def promises(steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width) -> list[Promise]:
-    """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape)."""
+def promises(
+    steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width, *, as_run: bool = False
+) -> list[Promise]:
+    """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape).
+
+    `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
+    """
     found = []
     for step in steps:
         for comm in step.comms:
@@ -36,7 +41,8 @@ def promises(steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width) 
             if axes and comm.bytes * comm.times * step.layers:
                 each = width(step, comm)
                 text = f"{step.component}: {step.text}"
-                found.append(Promise(comm.kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
+                kind = (as_run and comm.runs_as) or comm.kind
+                found.append(Promise(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
     return found
 
 

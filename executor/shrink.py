@@ -19,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
+from mesh.chips import Chip
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.given import layout_of
@@ -39,12 +40,15 @@ LAYERS, HEAD_DIM, STEPS = 2, 8, 16
 LEAST = {"D": 32, "F": 16, "V": 40, "E": 4, "B": 4, "T": 16, "S": 32, "window": 8}
 
 
-def shrink(plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None) -> Plan:
+def shrink(
+    plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None, chip: Chip | None = None
+) -> Plan:
     """The plan's layouts on a shrunken model and mesh, priced anew; `dtypes` instead of the plan's, where given.
 
+    `chip`: of a chip file, where the plan was made with one; the shrunken plan lies on a slice of a built-in one.
     Raises `InputError` where the plan is no layout, `Unavailable` where its mesh has too many axes.
     """
-    layout, _, work = layout_of(plan, programs)
+    layout, _, work = layout_of(plan, programs, chip)
     slice_, pieces = _stand_in(layout)
     cuts = Cuts(layout, plan.padded_batch)
     model, context = cuts.model(plan.model, work), cuts.context(work)
@@ -124,7 +128,7 @@ class Cuts:
 
     def _padded(self, b: Bound) -> dict[str, int]:
         n = np.array([self._ways(mask, False) for mask in range(1 << len(self.layout.names))])
-        sizes = fit_part(b.source, b.component, Rates(n, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
+        sizes = fit_part(b.source, b.component, Rates(n, n < 0, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
         return {name: int(np.max(size)) for name, size in sizes.items()}
 
     def _uncut(self, dim: str, component: str | None) -> int:

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ CHIPS = Path(__file__).parent / "data" / "chips"
 UNCITED = {"name", "kind", "sources", "machines"}  # machines cite for themselves
 
 Wrap = Literal["size-16", "size-32", "multiple-of-4", "switch"]
+Reduced = Literal["all", "squares", "three-axes"]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,10 +30,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One chip; rates are per chip unless the name says device, links are one way."""
+    """One chip; rates are per chip unless the name says device, links are one way.
+
+    `whole_slice_reduced`: slices on which the compiler does a ReduceScatter over all devices as an AllReduce.
+    """
 
     name: str
-    kind: Literal["tpu", "gpu"]
+    kind: Literal["tpu", "gpu", "cpu"]
     flops_per_s: dict[str, float]
     hbm_bytes: float
     hbm_bytes_per_s: float
@@ -42,6 +47,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hop_latency_s: float
     torus_dims: Literal[1, 2, 3]
     wrap: Wrap
+    whole_slice_reduced: Reduced | None = None
     pcie_bytes_per_s: float | None = None
     dcn_bytes_per_s: float | None = None
     vmem_bytes: int | None = None
@@ -53,9 +59,11 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         uncited = [field for field in _cited_fields(self) if field not in self.sources]
         if uncited:
             raise InputError(f"chip {self.name}: no source for {', '.join(uncited)}; add it under [sources]")
+        if not any(machine.dims for machine in self.machines):
+            raise InputError(f"chip {self.name}: no slice; add dims under [[machines]]")
         for field, value in _numbers(self).items():
-            if value <= 0:
-                raise InputError(f"chip {self.name}: {field} = {value} must be above 0")
+            if not 0 < value < math.inf:
+                raise InputError(f"chip {self.name}: {field} = {value} must be above 0 and finite")
         if (self.devices_per_chip == 2) != (self.core_link_bytes_per_s is not None):
             raise InputError(
                 f"chip {self.name}: core_link_bytes_per_s is needed with devices_per_chip = 2, and only then"

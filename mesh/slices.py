@@ -69,6 +69,23 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dim == whole for dim in self.dims)
 
     @property
+    def reduces_whole(self) -> bool:
+        """Whether the compiler does a ReduceScatter over all devices as an AllReduce, of which each keeps its shard.
+
+        >>> [name for name in ("v5e:2x4", "v5e:4x4", "v5p:2x2x1", "v5p:2x2x2") if parse_slice(name).reduces_whole]
+        ['v5e:4x4', 'v5p:2x2x2']
+        """
+        longer = [dim for dim in self.dims if dim > 1]
+        match self.chip.whole_slice_reduced:
+            case "squares":
+                return len(longer) == 2 and len(set(longer)) == 1 and self.chips > 4
+            case "three-axes":
+                return len(longer) == 3
+            case "all":
+                return True
+        return False
+
+    @property
     def axes(self) -> tuple[TorusAxis, ...]:
         """The physical axes in the order of the dims, then the core axis where a chip shows two devices.
 

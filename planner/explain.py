@@ -18,7 +18,8 @@ _STEP_HEADERS = (
 )  # fmt: skip
 _LEGEND = (
     "GFLOP and HBM MB: of one device; collective MB: bytes V of the whole gathered array that a group holds; "
-    "us: max(FLOPs, HBM) + collectives; MB = 1e6 and GB = 1e9 bytes"
+    "us: max(FLOPs, HBM) + collectives; as AllReduce: the slice's compiler does a ReduceScatter over all devices so; "
+    "MB = 1e6 and GB = 1e9 bytes"
 )
 
 
@@ -62,9 +63,7 @@ def dim_sizes(plan: Plan, layout: LayoutOf) -> dict[str, float]:
     sizes = layer_dims(plan.model, group, work) if group else vocab_dims(plan.model, work)
     owned = {name.partition("/")[::2]: after for name, (_, after) in plan.padded.items()}
     sizes |= {"B": plan.padded_batch} | {dim: after for (name, dim), after in owned.items() if name == layout.component}
-    if "E" in sizes:
-        sizes["C"] = plan.padded_batch * sizes.get("T", 1) * sizes["k"] / sizes["E"]
-    return sizes
+    return sizes if layout.capacity is None else {**sizes, "C": layout.capacity}
 
 
 def on_one_device(tensor: Tensor, sizes: Mapping[str, float], ways: Mapping[str, int]) -> str:
@@ -109,7 +108,8 @@ def _rows(steps: Sequence[StepPlan], sizes: Mapping[str, float], ways: Mapping[s
 def _row(step: StepPlan, sizes: Mapping[str, float], ways: Mapping[str, int]) -> list[str]:
     made = " ".join(on_one_device(tensor, sizes, ways) for tensor in parse_step(step.text, where="plan: ").outputs)
     numbers = _numbers(step.flops, step.hbm_bytes, _comm_bytes(step), step.seconds, step.ici_s + step.latency_s)
-    return [step.part, step.text, made, *numbers, bound_text(step.bound_by)]
+    runs_as = [f"as {comm.runs_as}" for comm in step.comms if comm.runs_as]
+    return [step.part, step.text, made, *numbers, ", ".join([bound_text(step.bound_by), *runs_as])]
 
 
 def _comm_bytes(step: StepPlan) -> float:

@@ -49,6 +49,7 @@ class GivenLayout(Value, frozen=True, kw_only=True):
     layers: int = 0
     cache_order: str | None = None
     sequence_order: str | None = None
+    capacity: int | None = None
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):

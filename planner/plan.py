@@ -39,7 +39,10 @@ class MeshAxes(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LayoutOf(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A component's layout: its program, and the role that each mesh axis plays in it (`-`: none)."""
+    """A component's layout: its program, and the role that each mesh axis plays in it (`-`: none).
+
+    `capacity`: C, the slots per expert that are priced and run, those of all token shards together.
+    """
 
     component: str
     groups: tuple[int, ...]
@@ -48,6 +51,7 @@ class LayoutOf(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     assignment: dict[str, str]
     cache_order: str | None = None
     sequence_order: str | None = None
+    capacity: int | None = None
 
 
 class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +64,10 @@ class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its two terms for all runs."""
+    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its two terms for all runs.
+
+    `runs_as`: the kind that the slice's compiler makes of it and that is priced, if it is another.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -68,6 +75,7 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     times: int
     bandwidth_s: float
     hops_s: float
+    runs_as: str | None = None
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +142,11 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One layout of one model on one slice, with what it costs and why."""
+    """One layout of one model on one slice, with what it costs and why.
+
+    `activation_specs` are for `jax.lax.with_sharding_constraint`, in program order: `group/component/Q` is the first
+    type of Q, `Q@2` the next one of the same tensor. A first dim U holds the parts of a sum that is taken later.
+    """
 
     model: Model
     model_hash: str

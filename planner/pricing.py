@@ -39,6 +39,7 @@ from strategies.rates import Rates, tabulate_rates
 from strategies.workload import Workload
 
 BOUNDS = ("flops", "hbm", "ici", "latency")
+CALIBRATED = "calibrated from"  # how the source of a constant begins that `meshwright calibrate` measured
 
 
 def price_layout(
@@ -70,7 +71,7 @@ def price_layout(
         dtypes=work.dtypes,
         mesh=mesh_axes(layout, slice_),
         residual=_residual(layout, work.phase),
-        layouts=tuple(_layout_of(a.component, layout, i) for i, a in enumerate(layout.assigned)),
+        layouts=tuple(_layout_of(a.component, layout, i, priced) for i, a in enumerate(layout.assigned)),
         specs=specs(priced, work),
         activation_specs=activation_specs(priced, work),
         padded=padded_dims(priced),
@@ -112,6 +113,7 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
                 times=int(_scalar(c.comm.times)),
                 bandwidth_s=_scalar(c.bandwidth_s),
                 hops_s=_scalar(c.hops_s),
+                runs_as="AllReduce" if np.any(c.reduced) else None,
             )
             for c in comms
         ),
@@ -202,12 +204,13 @@ def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
     return {dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims}
 
 
-def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
+def _layout_of(component: Component, layout: Layout, i: int, priced: Sequence[Priced]) -> LayoutOf:
     a = layout.assigned[i]
     caches = [t for part in a.body.parts for t in cache_types(part.program)]
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
     cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
+    slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
     return LayoutOf(
         component=component.name,
         groups=component.groups,
@@ -216,6 +219,7 @@ def _layout_of(component: Component, layout: Layout, i: int) -> LayoutOf:
         assignment={n: a.body.role_name(axis) for n, axis in zip(layout.names, a.axes, strict=True)},
         cache_order="".join(caches[0].names) if caches else None,
         sequence_order=order if cut else None,
+        capacity=int(_scalar(slots[0])) if slots else None,
     )
 
 
@@ -231,4 +235,8 @@ def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
     ]
     if chip.core_link_bytes_per_s is not None:
         found.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
-    return tuple(Constant(name=n, value=v, unit=u, source=sources.get(s, "")) for n, v, u, s in found)
+    return tuple(_constant(n, v, u, sources.get(s, "")) for n, v, u, s in found)
+
+
+def _constant(name: str, value: float, unit: str, source: str) -> Constant:
+    return Constant(name=name, value=value, unit=unit, source=source, calibrated=source.startswith(CALIBRATED))

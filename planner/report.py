@@ -28,7 +28,7 @@ def report(file: PlanFile) -> list[Block]:
         Lines("Why the runner-up lost", _runner_up(file)),
         Lines("Notes", [*file.notes, *_over_memory(file)]),
         rejected_table(file.rejected),
-        Lines("Search and constants", [*_search(file), *_constants(best.constants)]),
+        Lines("Search and constants", [*_search(file), *constants_lines(best.constants)]),
     ]
 
 
@@ -187,7 +187,14 @@ def _search(file: PlanFile) -> list[str]:
     ]
 
 
-def _constants(constants: Sequence[Constant]) -> list[str]:
-    if all(constant.calibrated for constant in constants):
-        return ["times are calibrated: measured constants, which `explain` lists"]
-    return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
+def constants_lines(constants: Sequence[Constant]) -> list[str]:
+    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
+    measured = [c for c in timed if c.calibrated]
+    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
+    if not measured:
+        return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
+    if len(measured) == len(timed):
+        return [f"times are {how}; `explain` lists the constants, and how well each fits"]
+    others = ", ".join(c.name for c in timed if not c.calibrated)
+    return [f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"]

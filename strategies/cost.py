@@ -21,7 +21,7 @@ from strategies.dtypes import dtype_bytes
 from strategies.notation import Axes, Program, Step, Tensor
 from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
-from strategies.rates import Ints, Rates
+from strategies.rates import Flags, Ints, Rates
 from strategies.workload import Dtypes
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
@@ -133,11 +133,12 @@ class ArrayScope:
 
 @dataclass(frozen=True, slots=True)
 class CommCost:
-    """One collective of a step, priced."""
+    """One collective of a step, priced as what runs: `reduced` is where a ReduceScatter runs as an AllReduce."""
 
     comm: Comm
     bandwidth_s: Number
     hops_s: Number
+    reduced: Flags
 
     @property
     def seconds(self) -> Number:
@@ -167,7 +168,8 @@ def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
 def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
     mask = scope.mask(comm.axes)
     rate, hops = scope.rates.s_per_byte[comm.kind][mask], scope.rates.hops_s[comm.kind][mask]
-    return CommCost(comm, comm.nbytes * rate * comm.times, hops * comm.times)
+    reduced = scope.rates.reduced[mask] & (comm.kind == "ReduceScatter")
+    return CommCost(comm, comm.nbytes * rate * comm.times, hops * comm.times, reduced)
 
 
 @dataclass

@@ -15,15 +15,20 @@ from mesh.slices import Slice
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 KINDS = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Tables over the 2^k sets of mesh axes: devices, and per kind seconds per byte and seconds of hops."""
+    """Tables over the 2^k sets of mesh axes: devices, and per kind seconds per byte and seconds of hops.
+
+    `reduced`: where a ReduceScatter runs, and is priced, as an AllReduce (`Slice.reduces_whole`).
+    """
 
     n: Ints
+    reduced: Flags
     s_per_byte: dict[str, Floats]
     hops_s: dict[str, Floats]
 
@@ -48,10 +53,13 @@ def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
     swap = np.array([g.all_to_all_s_per_byte if g else np.inf for g in groups])
     shift = np.array([g.permute_s_per_byte if g else np.inf for g in groups])
     shift_hop = np.array([g.permute_hops * g.hop_latency_s if g else np.inf for g in groups])
+    reduced = (n == slice_.devices) & slice_.reduces_whole & (n > 1)
+    once = np.where(reduced, 2.0, 1.0)
     return Rates(
         n,
-        dict(zip(KINDS, (gather, gather, 2 * gather, swap, shift), strict=True)),
-        dict(zip(KINDS, (hop, hop, 2 * hop, hop, shift_hop), strict=True)),
+        reduced,
+        dict(zip(KINDS, (gather, once * gather, 2 * gather, swap, shift), strict=True)),
+        dict(zip(KINDS, (hop, once * hop, 2 * hop, hop, shift_hop), strict=True)),
     )
 
 
