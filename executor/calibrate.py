@@ -80,8 +80,8 @@ def calibrate(
 ) -> Calibration:
     """Measure the devices of that platform (all of them, or `count`) and make a chip of that name of them.
 
-    Host devices are made: 8 unless told. Raises `Unavailable` where there are too few. `quick`: rough, and several times
-    quicker.
+    Host devices are made: 8 unless told. `quick`: rough, and several times quicker. Raises `Unavailable` where there
+    are too few.
     """
     mesh = device_mesh(devices, count)
     effort = QUICK if quick else Effort() if devices == "cpu" else ACCELERATOR

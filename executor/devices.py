@@ -30,6 +30,8 @@ QUIET = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any known type: the topology is given by name
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once: no TPU is held
+    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow: it dies of SIGSEGV.
+    "LIBTPU_INIT_ARGS": "--fibers_default_thread_stack_size=1048576",
 }
 
 
