@@ -1,12 +1,12 @@
 """Automatic mode: plain code under `jax.jit` with a plan's specs, and what XLA makes of it.
 
 XLA chooses the collectives. With the plan's constraints on activations it is to choose what was priced; without them
-it gathers weights. What it does otherwise and moves more is a finding that names the tensor; rewrites are notes.
+(mode `unconstrained`) it gathers weights. What it does otherwise and moves more is a finding that names the tensor;
+rewrites are notes.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,8 @@ from executor.shrink import F32, shrink
 from executor.units import Options, Unit
 from executor.verdict import Finding, Level, verdict
 from executor.whole import logits_of
-from mesh.slices import parse_slice
+from mesh.chips import Chip
+from mesh.slices import Slice, parse_slice
 from planner.plan import Plan, TensorSpec
 from strategies.notation import Program
 
@@ -40,22 +41,36 @@ Constraints = Mapping[str, TensorSpec]  # by group/component/tensor
 
 @dataclass(frozen=True)
 class Automatic(Engine):
-    """An engine whose steps are plain code, cut by XLA; same parameters, caches and methods as the manual one."""
+    """An engine whose steps are plain code, cut by XLA; same parameters, caches and methods as the manual one.
+
+    `constraints` are a plan's `activation_specs`: nothing else asks XLA for anything.
+    """
 
     constraints: Constraints = field(default_factory=dict)
 
     @cached_property
     def _plain(self) -> Plain:
-        return Plain(self.model, self.units, self._placed)
+        return Plain(self.model, self.units, self._placed, self._parts)
 
     def _placed(self, unit: Unit, name: str, dims: str, x: Array) -> Array:
-        """`x` where the constraint of that name wants it, if there is one for these dims."""
-        asked = self.constraints.get(f"{_group(unit)}/{name}")
-        if asked is None or sorted(asked.dims) != sorted(dims):
-            return x
-        axes = dict(zip(asked.dims, asked.axes, strict=True))
-        where = self.sharding(PartitionSpec(*(axes[d] or None for d in dims)))
-        found: Array = untyped.with_sharding_constraint(x, where)
+        """`x` where the constraints of that name for these dims want it, one after the other."""
+        for asked in self._asked.get(f"{_group(unit)}/{name}", ()):
+            if sorted(asked.dims) == sorted(dims):
+                axes = dict(zip(asked.dims, asked.axes, strict=True))
+                where = self.sharding(PartitionSpec(*(axes[d] or None for d in dims)))
+                x = untyped.with_sharding_constraint(x, where)
+        return x
+
+    def _parts(self, unit: Unit, name: str) -> int:
+        asked = self._asked.get(f"{_group(unit)}/{name}", ())
+        return next((spec_.shape[0] for spec_ in asked if spec_.dims[0] == "U"), 1)
+
+    @cached_property
+    def _asked(self) -> dict[str, list[TensorSpec]]:
+        """The constraints of each tensor in their order: `Q`, `Q@2` and so on."""
+        found: dict[str, list[TensorSpec]] = {}
+        for name, asked in self.constraints.items():
+            found.setdefault(name.partition("@")[0], []).append(asked)
         return found
 
     def decode_step(self, logits: bool = False) -> Any:
@@ -67,7 +82,7 @@ class Automatic(Engine):
         return self._under_jit(self._plain.prefill, logits)
 
     def _under_jit(self, run: Any, logits: bool, *donated: int) -> Any:
-        key = (MODE, run.__name__, logits)
+        key = (run.__name__, logits)
         if key not in self._compiled:
             body, arguments = self.vocab.bodies[-1], self.abstract_arguments()
             wanted = self.sharding(spec(logits_of(body))) if logits else None
@@ -81,10 +96,15 @@ class Automatic(Engine):
 
 
 def automatic_engine(
-    plan: Plan, mesh: Mesh, constraints: Constraints, options: Options | None = None, programs: Sequence[Program] = ()
+    plan: Plan,
+    mesh: Mesh,
+    constraints: Constraints,
+    options: Options | None = None,
+    programs: Sequence[Program] = (),
+    chip: Chip | None = None,
 ) -> Automatic:
     """The engine of a plan in automatic mode, under these constraints."""
-    made = engine_of(plan, mesh, options, programs)
+    made = engine_of(plan, mesh, options, programs, chip)
     return Automatic(made.model, made.work, made.mesh, made.units, made.options, constraints)
 
 
@@ -92,7 +112,7 @@ def automatic_step(
     plan: Plan, mesh: Mesh, constrained: bool = True, programs: Sequence[Program] = ()
 ) -> tuple[Any, tuple[Any, ...]]:
     """The jitted step of a plan's phase and its arguments, as shapes with shardings: `step.lower(*arguments)`."""
-    engine = automatic_engine(plan, mesh, constraints_of(plan) if constrained else {}, _options(plan), programs)
+    engine = automatic_engine(plan, mesh, plan.activation_specs if constrained else {}, _options(plan), programs)
     return engine.decode_step() if plan.phase == "decode" else engine.prefill_step(), engine.abstract_arguments()
 
 
@@ -105,75 +125,42 @@ def _options(plan: Plan) -> Options:
     return Options(capacity_factor=capacity_factor(plan))
 
 
-def constraints_of(plan: Plan) -> dict[str, TensorSpec]:
-    """The plan's constraints on activations, and those that follow from them and are needed as well.
-
-    Of a prompt: keys and values (and positions) are whole along T where queries attend, or XLA gathers them once
-    per block of keys. The embedding is looked up in the table's cut of D, or XLA moves the tokens.
-    """
-    found = dict(plan.activation_specs)
-    for name, k in plan.activation_specs.items():
-        unit, _, tensor = name.rpartition("/")
-        if tensor == "k" and "T" in k.dims:
-            keys = _uncut(k, "T")
-            dims = ("B", "S", *k.dims[2:])
-            found |= {f"{unit}/{c}": changed(k, dims=dims) for c in ("Kc", "Vc")}
-            found |= {f"{unit}/{g}": changed(keys, dims=dims) for g in ("Kg", "Vg")}
-            found[f"{unit}/at"] = changed(keys, dims=("B", "S"), shape=k.shape[:2], axes=((), ()))
-    return found | _embedded(plan)
-
-
-def _uncut(t: TensorSpec, dim: str) -> TensorSpec:
-    return changed(t, axes=tuple(() if d == dim else a for d, a in zip(t.dims, t.axes, strict=True)))
-
-
-def _embedded(plan: Plan) -> dict[str, TensorSpec]:
-    """Where the embedding's rows are found, if one device has them whole; positions, which all have."""
-    stream = next((s for n, s in plan.activation_specs.items() if n.startswith("0/") and n.endswith("/residual")), None)
-    table, given = plan.specs.get("vocab/Em"), next(s for s in plan.cost.steps if s.op == "Lookup")
-    if stream is None or table is None:
-        return {}
-    tokens = stream.dims[:-1]  # B, and T in prefill
-    pos = TensorSpec(dims=tokens, shape=stream.shape[: len(tokens)], axes=((),) * len(tokens), dtype="int32")
-    found = {"model/vocab/pos": pos}
-    cut = {dim: tuple(axes) for dim, axes in re.findall(r"(\w)_(\w+)", given.text.split("=")[0])}
-    if not table.axes[table.dims.index("V")]:
-        found["model/vocab/x"] = changed(stream, axes=tuple(cut.get(d, ()) for d in stream.dims))
-    return found
-
-
 def automatic(
     plan: Plan,
     level: str,
-    constrained: bool = True,
+    mode: str = MODE,
     *,
     programs: Sequence[Program] = (),
     without: Sequence[str] = (),
+    chip: Chip | None = None,
 ) -> Level:
     """Level `collectives` (for host devices, shrunken) or `tpu-compiler` (full size) of the plan in automatic mode.
 
-    `without`: constraints to drop, such as `0/attention/Q`. Raises `Unavailable` where the devices, the compiler or
-    parts of the model are missing.
+    Mode `unconstrained` gives XLA the specs of parameters, inputs and results only. `without`: tensors to leave to it,
+    such as `0/attention/Q`. Raises `Unavailable` where the devices, the compiler or parts of the model are missing.
     """
     started = time.perf_counter()
     check_supported(plan)
-    plan = shrink(plan, programs, F32) if level == "collectives" else plan
-    slice_ = parse_slice(plan.slice)
+    if level == "collectives":
+        plan, chip = shrink(plan, programs, F32, chip), None
+    slice_ = parse_slice(plan.slice, chip)
     mesh = host_mesh(plan) if level == "collectives" else build_mesh(plan.mesh, slice_, tpu_devices(slice_))
-    asked = {n: s for n, s in constraints_of(plan).items() if constrained and n not in without}
-    found = _judged(plan, level, mesh, automatic_engine(plan, mesh, asked, _options(plan), programs))
-    return changed(found, seconds=time.perf_counter() - started)
+    wanted = plan.activation_specs if mode == MODE else {}
+    asked = {n: s for n, s in wanted.items() if n.partition("@")[0] not in without}
+    engine = automatic_engine(plan, mesh, asked, _options(plan), programs, chip)
+    found = _judged(plan, level, dict(mesh.shape), engine, slice_)
+    return changed(found, mode=mode, seconds=time.perf_counter() - started)
 
 
-def _judged(plan: Plan, level: str, mesh: Mesh, engine: Automatic) -> Level:
+def _judged(plan: Plan, level: str, sizes: Mapping[str, int], engine: Automatic, slice_: Slice) -> Level:
     step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
     try:
-        made = compile_on(parse_slice(plan.slice), step, engine.abstract_arguments())
+        made = compile_on(slice_, step, engine.abstract_arguments())
     except CompileFailed as error:
         return verdict(level, MODE, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
     if isinstance(made, DoesNotFit):
         return _too_big(plan, level, made)
-    found = judge_collectives(plan, made.text, dict(mesh.shape), level, MODE)
+    found = judge_collectives(plan, made.text, sizes, level, MODE)
     return changed(found, notes=(_memory(made), *found.notes))
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from executor.blocks import LEAST, TINY
 from executor.context import Array, Context, wide
-from executor.steps_attention import LEAST, TINY
 
 State = tuple[Array, Array, Array]  # output [B, K, M, T, H], top score and sum of weights [B, K, M, T], in float32
 

@@ -1,8 +1,9 @@
 """What XLA's own choice of collectives comes to, against the priced ones.
 
 What `rewrites` does not explain is compared as bytes that each device sends, for the layers and for the vocabulary
-apart, since XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
-everything, or rotate shards under the matmul. Where more is sent, the largest collectives that do it are findings.
+apart; XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
+everything, or rotate shards under the matmul; so may an AllGather that they do as a sum of zero-padded shards. Where
+more is sent, the largest collectives that do it are findings.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import numpy as np
-
 from executor.hlo import Collective, collectives
 from executor.promises import Promise, promises, widths
 from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
@@ -24,15 +23,12 @@ from planner.plan import Plan
 
 Sizes = Mapping[str, int]
 SLACK = 1.001
-_GROUPS = re.compile(
-    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? *\{([^}]*)\}"
-)
 
 
 def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str) -> Level:
     """The level of a compiled program on a mesh of these sizes."""
     promised = promises(plan.cost.steps, sizes, widths(plan))
-    parts = list(_parts(promised, collectives(with_listed_groups(text)), sizes))
+    parts = list(_parts(promised, collectives(text), sizes))
     findings = tuple(f for part in parts for f in part.findings())
     notes = tuple(note for part in parts for note in part.notes())
     return verdict(level, mode, len(promised) + 1, findings, notes)
@@ -43,40 +39,26 @@ def _parts(promised: Sequence[Promise], found: Sequence[Collective], sizes: Size
     for vocab in (False, True):
         ours = [p for p in promised if (_component(p) == "vocab") == vocab]
         theirs = [c for c in found if _in_vocab(c) == vocab]
-        yield _Part(compare_collectives(ours, theirs, sizes), sizes)
+        yield _Part(_compared(ours, theirs, sizes), sizes)
+
+
+def _compared(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Comparison:
+    """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
+    names = list(dict.fromkeys(map(_component, promised)))
+    nameless, parts = [c for c in found if _component_of(c) not in names], []
+    for name in names:
+        ours = [p for p in promised if _component(p) == name]
+        theirs = [c for c in found if _component_of(c) == name]
+        unused = {id(c) for d in compare_collectives(ours, theirs + nameless, sizes).differences for c in d.found}
+        parts.append(compare_collectives(ours, theirs + [c for c in nameless if id(c) not in unused], sizes))
+        nameless = [c for c in nameless if id(c) in unused]
+    parts.append(compare_collectives((), nameless, sizes))
+    return Comparison(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
 
 
 def _in_vocab(c: Collective) -> bool:
     """Layers run in a loop; what lost its name there runs more than once."""
     return tensor_of(c).startswith("vocab/") or ("/while/body" not in c.op_name and c.runs == 1)
-
-
-def with_listed_groups(text: str) -> str:
-    """The program with replica groups of the form `mesh['a'=2,'b'=4] {'b'}`, which jit makes, listed.
-
-    >>> with_listed_groups("replica_groups=mesh['a'=2,'b'=2] {'a'}, x")
-    'replica_groups={{0,2},{1,3}}, x'
-    """
-    return _GROUPS.sub(_listed, text)
-
-
-def _listed(found: re.Match[str]) -> str:
-    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", found[1])}
-    ids = np.arange(prod(sizes.values()))
-    if found[2]:
-        shape = [int(n) for n in found[2].split(",")]
-        ids = ids.reshape(shape).transpose([int(n) for n in found[3].split(",")] if found[3] else None)
-    shape, inside = [], []
-    used = {name: (int(a or 1), int(b or 0)) for name, a, b in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", found[4])}
-    for name, size in sizes.items():
-        before, part = used.get(name, (size, 1))
-        part = part or size
-        inside.append(len(shape) + 1)
-        shape += [before, part, size // before // part]
-    ids = ids.reshape(shape)
-    ids = ids.transpose([n for n in range(ids.ndim) if n not in inside] + inside)
-    rows = ids.reshape(-1, prod(shape[n] for n in inside)).tolist()
-    return "replica_groups={" + ",".join("{" + ",".join(map(str, row)) + "}" for row in rows) + "}"
 
 
 def sent_bytes(kind: str, n: int, nbytes: float) -> float:
@@ -111,20 +93,34 @@ def tensor_of(c: Collective) -> str:
 class _Lot:
     """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
 
-    promised: tuple[Promise, ...]
-    found: tuple[Collective, ...]
+    items: tuple[Difference | Rewrite, ...]
     sizes: Sizes
+
+    @cached_property
+    def promised(self) -> tuple[Promise, ...]:
+        """What was priced."""
+        return tuple(dict.fromkeys(p for one in self.items for p in one.promised))
+
+    @cached_property
+    def found(self) -> tuple[Collective, ...]:
+        """What is done, or does it among others."""
+        return tuple(dict.fromkeys(c for one in self.items for c in one.found))
 
     @property
     def extra(self) -> float:
         """Bytes sent beyond the price."""
-        return sum(map(_of_collective, self.found)) - _promised_bytes(self.promised, self.sizes)
+        return sum(one.extra_bytes for one in self.items)
 
     @property
     def excess(self) -> float:
-        """Bytes sent beyond the price with a ReduceScatter's twice; at most 0: that is well."""
-        twice = _promised_bytes([p for p in self.promised if p.kind == "ReduceScatter"], self.sizes)
+        """Bytes sent beyond the price, twice that of what may be reduced as a whole; at most 0: that is well."""
+        twice = _promised_bytes([p for p in self.promised if self._may_double(p)], self.sizes)
         return self.extra - twice - (SLACK - 1) * _promised_bytes(self.promised, self.sizes)
+
+    def _may_double(self, p: Promise) -> bool:
+        reduced = [c for c in self.found if c.kind == "AllReduce" and c.axes(self.sizes) == p.axes]
+        as_sum = p.kind == "AllGather" and sum(c.elements for c in reduced) == p.elements
+        return p.kind == "ReduceScatter" or as_sum
 
     def note(self) -> str:
         """What comes instead of what."""
@@ -140,9 +136,25 @@ class _Lot:
             excess -= _of_collective(c)
             yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
 
+    @cached_property
+    def tensors(self) -> set[str]:
+        """What it is about."""
+        return {name for p in self.promised for name in _written(p)} | {tensor_of(c) for c in self.found}
+
     def _instead(self, c: Collective) -> str:
-        component = tensor_of(c).split("/")[0]
-        return "; ".join(_priced(p, self.sizes) for p in self.promised if _component(p) == component) or "nothing"
+        """What was priced for the tensor, or else for its component."""
+        ours = [p for p in self.promised if tensor_of(c) in _written(p)]
+        ours = ours or [p for p in self.promised if _component(p) == _component_of(c)]
+        return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
+
+
+def _joined(lots: Sequence[_Lot], rest: _Lot) -> list[_Lot]:
+    """What is left may be well together with lots of the same tensors: a reduction over other axes in two parts."""
+    near = [lot for lot in lots if lot.tensors & rest.tensors]
+    both = _Lot(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
+    if rest.excess > 0 >= both.excess:
+        return [*(lot for lot in lots if lot not in near), both]
+    return [*lots, rest]
 
 
 @dataclass(frozen=True)
@@ -162,18 +174,13 @@ class _Part:
         """Those that are well by themselves, and last what is left of all."""
         left: list[Difference | Rewrite] = [*self.outcome.differences]
         left += [r for r in self.outcome.rewrites if r not in self._kept]
-        wanted = dict.fromkeys(p for d in left for p in d.promised)
-        found = dict.fromkeys(c for d in left for c in d.found)
-        lots = []
-        for component, axes in dict.fromkeys((_component(p), p.axes) for p in wanted):
-            ours = tuple(p for p in wanted if (_component(p), p.axes) == (component, axes))
-            theirs = tuple(c for c in found if (tensor_of(c).split("/")[0], c.axes(self.sizes)) == (component, axes))
-            lot = _Lot(ours, theirs, self.sizes)
-            if theirs and lot.excess <= 0:
-                lots.append(lot)
-        used = {id(x) for lot in lots for x in (*lot.promised, *lot.found)}
-        rest = tuple(p for p in wanted if id(p) not in used), tuple(c for c in found if id(c) not in used)
-        return [*lots, _Lot(rest[0], rest[1], self.sizes)]
+        groups: dict[object, list[Difference | Rewrite]] = {}
+        for one in left:
+            groups.setdefault(_about(one, self.sizes), []).append(one)
+        lots = [_Lot(tuple(items), self.sizes) for items in groups.values()]
+        well = [lot for lot in lots if lot.promised and lot.found and lot.excess <= 0]
+        rest = tuple(one for lot in lots if lot not in well for one in lot.items)
+        return _joined(well, _Lot(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
         """What is sent too much."""
@@ -185,8 +192,24 @@ class _Part:
         yield from (lot.note() for lot in self._lots if lot.excess <= 0 and (lot.found or lot.promised))
 
 
+def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
+    """Component and axes."""
+    if one.promised:
+        return _component(one.promised[0]), one.promised[0].axes
+    return _component_of(one.found[0]), one.found[0].axes(sizes)
+
+
 def _component(p: Promise) -> str:
     return p.text.split(":")[0]
+
+
+def _component_of(c: Collective) -> str:
+    return tensor_of(c).split("/")[0]
+
+
+def _written(p: Promise) -> set[str]:
+    """The tensors that a priced step writes, with their component."""
+    return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
 
 
 def _counted(found: Sequence[Collective], sizes: Sizes) -> str:

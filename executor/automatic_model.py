@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from executor.automatic_attention import attend, rope, update
-from executor.context import Array, Context, plain, plains, subscripts, wide
+from executor.automatic_moe import combined, dispatched, routed, slots_of
+from executor.context import Array, Context, subscripts, wide
 from executor.prompts import stored_slots
 from executor.steps_attention import last_written
-from executor.steps_moe import combine, dispatch, top_k
 from executor.units import Stored, Unit
 from strategies.models import LayerGroup, Model
-from strategies.notation import Dim, Step
 
 Tree = dict[str, dict[str, Array]]
 Weights = Mapping[str, Array]
 Place = Callable[[Unit, str, str, Array], Array]  # (unit, tensor, dims, array) -> the array where it belongs
+Parts = Callable[[Unit, str], int]  # (unit, tensor) -> of how many parts, a first dim U, it is wanted as a partial sum
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Plain:
     model: Model
     units: tuple[Unit, ...]
     place: Place
+    parts: Parts
 
     @property
     def vocab(self) -> Unit:
@@ -52,7 +53,7 @@ class Plain:
 
     def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
         """(next tokens, their logits or None, the prompts' caches)."""
-        pos = self.place(self.vocab, "pos", "BT", jnp.broadcast_to(positions, tok.shape))
+        pos = jnp.broadcast_to(positions, tok.shape)
         made: dict[str, dict[str, list[Array]]] = {}
         R = self._embed(params, tok, "BTD")
         for number, group in enumerate(self.model.groups):
@@ -62,16 +63,15 @@ class Plain:
                     made.setdefault(c, {}).setdefault(name, []).append(x)
         with jax.named_scope("vocab/last"):
             at = jnp.argmax(pos == ends[:, None] - 1, axis=1)
-            R = jnp.take_along_axis(R, at[:, None, None], axis=1)[:, 0]
+            R = self.place(self.vocab, "last", "BD", jnp.take_along_axis(R, at[:, None, None], axis=1)[:, 0])
         cache = {c: {n: jnp.concatenate(x) if len(x) > 1 else x[0] for n, x in t.items()} for c, t in made.items()}
         return (*self._unembed(logits, params, R), cache)
 
     def _embed(self, params: Tree, tok: Array, dims: str) -> Array:
         with jax.named_scope("vocab/Em"):
+            tok = self.place(self.vocab, "tok", dims[:-1], tok)
             x = jnp.take(params["vocab"]["Em"], tok, axis=0).astype(self.vocab.context.activations)
-            x = self.place(self.vocab, "x", dims, x)
-            first = next(u for u in self.units if 0 in u.component.groups)
-            return self.place(first, "residual", dims, x)
+            return self.place(self.vocab, "residual", dims, self.place(self.vocab, "x", dims, x))
 
     def _unembed(self, logits: bool, params: Tree, R: Array) -> tuple[Array, Array | None]:
         ops, p = Ops(self, self.vocab, "BD"), params["vocab"]
@@ -91,12 +91,11 @@ class Plain:
 
         def layer(carry: tuple[Array, Tree], at: Array) -> tuple[tuple[Array, Tree], Tree]:
             R, cache, made = carry[0], dict(carry[1]), Tree()
-            where = self.place(self.vocab, "pos", "BT"[: pos.ndim], pos)
             for unit in ours:
                 index = first[unit.name] + at
                 p = {n: lax.dynamic_index_in_dim(x, index, 0, keepdims=False) for n, x in params[unit.name].items()}
                 R, written = Ops(self, unit, "BTD" if pos.ndim == 2 else "BD").layer(
-                    R, p, cache.get(unit.name), index, where
+                    R, p, cache.get(unit.name), index, pos
                 )
                 if written:
                     (cache if unit.name in cache else made)[unit.name] = written
@@ -131,13 +130,26 @@ class Ops:
         with self._scope(name):
             return self.plain.place(self.unit, name, dims, x)
 
-    def product(self, name: str, dims: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
-        """The einsum that makes tensor `name` of these dims."""
+    def product(
+        self, name: str, dims: str, a: tuple[Array, str], b: tuple[Array, str], bias: Array | None = None
+    ) -> Array:
+        """The einsum that makes tensor `name` of these dims, and a bias of its last dims."""
         with self._scope(name):
             x, y = (one.astype(self._context.compute) for one in (a[0], b[0]))
             text = subscripts(a[1], b[1], dims)
             made = jnp.einsum(text, x, y, preferred_element_type=self._context.activations)
+            made = made if bias is None else made + bias.astype(made.dtype)
         return self._placed(name, dims, made)
+
+    def parts(self, name: str, dims: str, over: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
+        """The same, unsummed over U parts of dim `over` if the plan wants it reduced only later: `[U, ...]`."""
+        U = self.plain.parts(self.unit, name)
+        if U == 1:
+            return self.product(name, dims, a, b)[None]
+        split = (x.reshape(*x.shape[: (n := d.index(over))], U, -1, *x.shape[n + 1 :]) for x, d in (a, b))
+        words = (d.replace(over, "U" + over) for _, d in (a, b))
+        first, second = zip(split, words, strict=True)
+        return self.product(name, "U" + dims, first, second)
 
     def normed(self, R: Array, g: Array) -> Array:
         """The input `n` of the component."""
@@ -146,59 +158,53 @@ class Ops:
             if self.plain.model.norm == "layer":
                 x = x - jnp.mean(x, axis=-1, keepdims=True)
             n = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self._context.eps) * wide(g)
-            n = self.plain.place(self.unit, "residual", self.dims, n.astype(self._context.activations))
-        return self._placed("n", self.dims, n)
+        return self._placed("n", self.dims, n.astype(self._context.activations))
 
     def layer(
         self, R: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
     ) -> tuple[Array, dict[str, Array]]:
         """The residual after one layer of the component, and its caches: all layers where held, else this one's."""
-        n, written, added = self.normed(R, p["norm"]), dict[str, Array](), []
+        n, written, t = self.normed(R, p["norm"]), dict[str, Array](), self._tokens
         if "WQ" in p:
             heads, written = self._attention(n, p, cache, index, pos)
-            added.append(self.product("o", self.dims, (heads, self._tokens + "NH"), (p["WO"], "NHD")))
-        if "WR" in p:
-            added.append(self._moe(n, p))
-        elif "Wi" in p:
-            added.append(self._mlp(n, p))
-        with self._scope("residual"):
-            R = R + sum(added[1:], added[0])
-        return self._placed("residual", self.dims, R), written
+        if "WQ" in p and "Wi" in p:
+            o = self.parts("p", self.dims, "N", (heads, t + "NH"), (p["WO"], "NHD"))
+            o = o + self.parts("m", self.dims, "F", (self._hidden(n, p, t, ""), t + "F"), (p["Wo"], "FD"))
+            with self._scope("o"):
+                o = o.sum(axis=0)
+            o = self._placed("o", self.dims, o)
+        elif "WQ" in p:
+            o = self.product("o", self.dims, (heads, t + "NH"), (p["WO"], "NHD"))
+        elif "WR" in p:
+            o = self._moe(n, p)
+        else:
+            o = self.product("o", self.dims, (self._hidden(n, p, t, ""), t + "F"), (p["Wo"], "FD"))
+        return self._placed("residual", self.dims, R + o), written
 
-    def _mlp(self, n: Array, p: Weights, batch: str | None = None) -> Array:
-        """One MLP, or that of each expert (`batch`: E)."""
-        t, e = (self._tokens, "") if batch is None else ("EC", "E")
+    def _hidden(self, n: Array, p: Weights, t: str, e: str) -> Array:
+        """The MLP between its matmuls, or that of each expert (`e`: E)."""
         h = self.product("h", t + "F", (n, t + "D"), (p["Wi"], e + "DF"))
         if "Wg" in p:
             u = self.product("u", t + "F", (n, t + "D"), (p["Wg"], e + "DF"))
             a = jax.nn.silu(wide(u)) * wide(h)
         else:
             a = jax.nn.gelu(wide(h), approximate=True)
-        a = self._placed("a", t + "F", a.astype(self._context.activations))
-        return self.product("o" if batch is None else "y", t + "D", (a, t + "F"), (p["Wo"], e + "FD"))
+        return self._placed("a", t + "F", a.astype(self._context.activations))
 
     def _moe(self, n: Array, p: Weights) -> Array:
         """Slots are counted on each shard of the tokens, as the plan has them; experts are whole arrays over E."""
-        l = self.product("router", self._tokens + "E", (n, self.dims), (p["WR"], "DE"))  # noqa: E741
-        with self._scope("router"):
-            weights, experts = (self._shards(x) for x in plains(top_k(self._step("TopK"), self._context, (l,))))
+        l = self.product("l", self._tokens + "E", (n, self.dims), (p["WR"], "DE"))  # noqa: E741
+        with self._scope("l"):
+            weights, experts = (self._shards(x) for x in routed(l, self._context))
+            slots = jax.vmap(lambda e: slots_of(e, self._context))(experts)
         with self._scope("x"):
-            run, C = self._step("Dispatch"), self._step("Dispatch").outputs[0].names.index("C")
-            x = jax.vmap(lambda *v: plain(dispatch(run, self._context, v)[0]), out_axes=C)(self._shards(n), experts)
-        y = self._mlp(self._placed("x", "ECD", x.reshape(x.shape[0], -1, x.shape[-1])), p, "E")
+            x = jax.vmap(dispatched, out_axes=1)(self._shards(n), slots)  # [E, shards, C, D]
+        a = self._hidden(self._placed("x", "ECD", x.reshape(x.shape[0], -1, x.shape[-1])), p, "EC", "E")
+        y = self.parts("y", "ECD", "F", (a, "ECF"), (p["Wo"], "EFD"))
         with self._scope("o"):
-            run, y = self._step("Combine"), y.reshape(x.shape)
-            o = jax.vmap(lambda *v: plain(combine(run, self._context, v)[0]), in_axes=(C, 0, 0))(y, weights, experts)
+            each = jax.vmap(jax.vmap(combined, in_axes=(1, 0, 0, 0)), in_axes=(0, None, None, None))
+            o = each(y.reshape(-1, *x.shape), slots, weights, experts).sum(axis=0)
         return self._placed("o", self.dims, self._joined(o, n.shape))
-
-    def _step(self, op: str) -> Step:
-        """The first step of this kind, with its types uncut."""
-        step = next(s for s in self.unit.bodies[0].steps if s.op == op)
-        whole = [
-            tuple(replace(t, dims=tuple(Dim(d.name, ()) for d in t.dims)) for t in ts)
-            for ts in (step.inputs, step.outputs)
-        ]
-        return replace(step, axes=(), inputs=whole[0], outputs=whole[1])
 
     def _counts(self) -> list[int]:
         """Shards of the tokens along each of their dims."""
@@ -206,26 +212,27 @@ class Ops:
         return [self._context.count(n.axes(d)) for d in self._tokens]
 
     def _shards(self, x: Array) -> Array:
-        """`[B, (T,) ...]` -> `[shards, B/b, (T/t,) ...]`."""
+        """`[B, (T,) ...]` -> `[shards, tokens of one, ...]`."""
         counts = self._counts()
         split = x.reshape(*(m for n, size in zip(counts, x.shape, strict=False) for m in (n, size // n)), x.shape[-1])
         moved = jnp.moveaxis(split, [2 * i for i in range(len(counts))], range(len(counts)))
-        return moved.reshape(prod(counts), *moved.shape[len(counts) :])
+        return moved.reshape(prod(counts), -1, x.shape[-1])
 
     def _joined(self, x: Array, shape: tuple[int, ...]) -> Array:
         counts = self._counts()
-        split = x.reshape(*counts, *x.shape[1:])
+        split = x.reshape(*counts, *(size // n for n, size in zip(counts, shape, strict=False)), shape[-1])
         return jnp.moveaxis(split, range(len(counts)), [2 * i for i in range(len(counts))]).reshape(shape)
 
     def _attention(
         self, n: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
     ) -> tuple[Array, dict[str, Array]]:
+        pos = self._placed("pos", self._tokens, pos)
         q, k, v = self._projected(n, p, pos)
         if cache is None:
             kept = {c: self._placed(c, "BSKH", x.astype(self.unit.caches[c].dtype)) for c, x in (("Kc", k), ("Vc", v))}
             written = {c: self._in_order(x, self.unit.caches[c]) for c, x in kept.items()}
             keys, values = self._placed("Kg", "BSKH", kept["Kc"]), self._placed("Vg", "BSKH", kept["Vc"])
-            at = self._placed("at", "BS", pos)
+            at = self._placed("pos", "BT", pos)
         else:
             written = {c: self._append(cache[c], self.unit.caches[c], x, index, pos) for c, x in (("Kc", k), ("Vc", v))}
             keys, values = (self._read(written[c], self.unit.caches[c], index) for c in ("Kc", "Vc"))
@@ -233,16 +240,16 @@ class Ops:
             at = last_written(slots, pos[:, None], slots.shape[0])
         with self._scope("O"):
             heads = attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)
+        heads = self._placed("O", self._tokens + "KMH", heads)
         return self._placed("O", self._tokens + "NH", heads.reshape(*n.shape[:-1], -1, heads.shape[-1])), written
 
     def _projected(self, n: Array, p: Weights, pos: Array) -> tuple[Array, Array, Array]:
         t, M = self._tokens, p["WQ"].shape[1] // p["WK"].shape[1]
+        s = self._placed("s", self.dims, n)
         q, k, v = (
-            self.product(name, f"{t}{head}H", (n, self.dims), (p[w], f"D{head}H"))
-            for name, w, head in (("Q", "WQ", "N"), ("k", "WK", "K"), ("v", "WV", "K"))
+            self.product(name, f"{t}{head}H", (source, self.dims), (p[f"W{w}"], f"D{head}H"), p.get(f"b{w.lower()}"))
+            for name, source, w, head in (("Q", n, "Q", "N"), ("k", s, "K", "K"), ("v", s, "V", "K"))
         )
-        if "bq" in p:
-            q, k, v = (x + p[b].astype(x.dtype) for x, b in ((q, "bq"), (k, "bk"), (v, "bv")))
         if "gq" in p:
             q, k = (self._head_norm(x, p[g]) for x, g in ((q, "gq"), (k, "gk")))
         q, k = rope(q, pos, self._context), rope(k, pos, self._context)

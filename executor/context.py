@@ -45,7 +45,8 @@ class Context:
 
     `whole` holds what is given whole to every device and cut by each step: `pos` (`[B]`, or `[B, T]` in the order
     in which T is stored) and `lengths` `[B]`. `capacity_factor`: slots per expert over the mean; None: as many as
-    tokens. `sequence`: which positions a shard of a cache holds. `block`: queries and keys attended at once.
+    tokens. `sequence`: which positions a shard of a cache holds. `block`: queries and keys attended at once. `caches`:
+    the dtypes of cache tensors by name.
     """
 
     axes: Mapping[str, int] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Context:
     capacity_factor: float | None = None
     sequence: str = "striped"
     block: int = 512
+    caches: Mapping[str, jnp.dtype] = field(default_factory=dict)
 
     def count(self, axes: Axes) -> int:
         """Devices over which these axes cut."""

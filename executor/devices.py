@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ QUIET = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any known type: the topology is given by name
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once: no TPU is held
+    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow: it dies of SIGSEGV.
+    "LIBTPU_INIT_ARGS": "--fibers_default_thread_stack_size=1048576",
 }
 
 
@@ -36,18 +39,26 @@ class Unavailable(Exception):
     """A level cannot run here: one line that says what is missing and how to get it."""
 
 
-def prepare_environment(*, host_devices: int | None = None) -> None:
+def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu") -> None:
     """Make JAX use the host's CPU (as `host_devices` devices), and the TPU compiler quiet and offline.
 
+    With `platform` gpu or tpu JAX sees such devices, too, if there are any; the CPU's remain its default.
     Call it before jax is imported. Afterwards it still works until JAX's first use of a device: libtpu reads its
     variables when the first topology is described, and the rest goes through `jax.config`. A `JAX_PLATFORMS` or a TPU
     variable that the user has set stays; with devices already in use, a change of their number raises `RuntimeError`.
     """
-    wanted = {"JAX_PLATFORMS": "cpu"} | ({"JAX_NUM_CPU_DEVICES": str(host_devices)} if host_devices else {})
-    for name, value in (QUIET | wanted).items():
+    real_tpu = platform == "tpu" and _tpu_is_here()
+    platforms = "cpu,tpu" if real_tpu else "cpu,cuda" if platform == "gpu" else "cpu"
+    wanted = {"JAX_PLATFORMS": platforms} | ({"JAX_NUM_CPU_DEVICES": str(host_devices)} if host_devices else {})
+    for name, value in ((QUIET if not real_tpu else {}) | wanted).items():
         os.environ.setdefault(name, value)
     if "jax" in sys.modules:
         _configure(host_devices)
+
+
+def _tpu_is_here() -> bool:
+    """Whether the machine has TPU chips: without any, asking JAX for them makes libtpu complain at length."""
+    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def _configure(host_devices: int | None) -> None:
@@ -58,6 +69,16 @@ def _configure(host_devices: int | None) -> None:
         config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     if host_devices and config.jax_num_cpu_devices != host_devices:
         config.update("jax_num_cpu_devices", host_devices)
+
+
+def platform_devices(platform: str) -> Sequence[jax.Device]:
+    """The devices of `cpu`, `gpu` or `tpu` that JAX has here; none where it has no such platform."""
+    import jax
+
+    try:
+        return jax.devices(platform)
+    except RuntimeError:
+        return ()
 
 
 def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:

@@ -21,8 +21,10 @@ from numpy.typing import ArrayLike
 from executor.context import Array
 from executor.interpret import PartitionSpec, spec
 from executor.prompts import Prefilled, insert_all, zigzag
+from executor.shards import put
 from executor.units import Options, Stored, Unit, random_weight, units
 from executor.whole import Tree, Whole, logits_of
+from mesh.chips import Chip
 from planner.given import layout_of
 from planner.layout import Layout
 from planner.plan import Plan
@@ -72,7 +74,7 @@ class Engine:
 
     def place(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Tree:
         """Parameters in the model's own shapes: padded, cast and put where the layout wants them."""
-        return dict(jax.device_put(self._padded(params), self.shardings(self.weights)))
+        return dict(put(self._padded(params), self.shardings(self.weights)))
 
     def _padded(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Tree:
         return {
@@ -118,15 +120,16 @@ class Engine:
         tokens = np.asarray(tokens)
         order = self.prompt_order(tokens.shape[1])
         whole = self.sharding(PartitionSpec())
-        put = (jax.device_put(np.asarray(x, np.int32), whole) for x in (order, lengths))
-        tok, positions, ends = self._put_tokens(tokens[:, order]), *put
+        positions, ends = (put(np.asarray(x, np.int32), whole) for x in (order, lengths))
+        tok = self._put_tokens(tokens[:, order])
         token, found, cache = self.prefill_step(logits)(params, tok, positions, ends)
         dims = tuple((c, next(iter(tree.values())).type.names) for c, tree in self.caches.items())
         return token, found, Prefilled(cache, positions, ends, dims)
 
     def insert(self, cache: Tree, prefilled: Prefilled, slots: ArrayLike) -> Tree:
         """The caches (consumed) with prompt i of `prefilled` in place `slots[i]` of the batch."""
-        found: Tree = self._insert(cache, prefilled, jnp.asarray(slots, jnp.int32))
+        places = put(jnp.asarray(slots, jnp.int32), self.sharding(PartitionSpec()))
+        found: Tree = self._insert(cache, prefilled, places)
         return found
 
     @cached_property
@@ -142,12 +145,12 @@ class Engine:
         return zigzag(T, max((self.vocab.context.count(s.inputs[0].axes("T")) for s in steps), default=1))
 
     def _put(self, tokens: ArrayLike, pos: ArrayLike) -> tuple[Array, Array]:
-        positions = jax.device_put(jnp.asarray(pos, jnp.int32), self.sharding(PartitionSpec()))
+        positions = put(jnp.asarray(pos, jnp.int32), self.sharding(PartitionSpec()))
         return self._put_tokens(tokens), positions
 
     def _put_tokens(self, tokens: ArrayLike) -> Array:
         where = self.sharding(spec(self.vocab.bodies[0].input))
-        found: Array = jax.device_put(jnp.asarray(tokens, jnp.int32), where)
+        found: Array = put(jnp.asarray(tokens, jnp.int32), where)
         return found
 
     def decode_step(self, logits: bool = False) -> Any:
@@ -213,9 +216,15 @@ def engine(
     return Engine(model, work, mesh, units(layout, model, work, dict(mesh.shape), options, sequence or {}), options)
 
 
-def engine_of(plan: Plan, mesh: Mesh, options: Options | None = None, programs: Sequence[Program] = ()) -> Engine:
-    """An engine of a plan, for its padded batch."""
-    layout, _, work = layout_of(plan, programs)
+def engine_of(
+    plan: Plan,
+    mesh: Mesh,
+    options: Options | None = None,
+    programs: Sequence[Program] = (),
+    chip: Chip | None = None,
+) -> Engine:
+    """An engine of a plan, for its padded batch; `chip`: of a chip file, where the plan was made with one."""
+    layout, _, work = layout_of(plan, programs, chip)
     sequence = {one.component: one.sequence_order for one in plan.layouts if one.sequence_order}
     padded = Workload(phase=work.phase, batches=(plan.padded_batch,), context=work.context, dtypes=work.dtypes)
     return engine(layout, plan.model, padded, mesh, options, sequence)

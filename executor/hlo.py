@@ -14,6 +14,7 @@ from math import prod
 
 import numpy as np
 
+from executor.groups import GROUPS, Groups, parse_groups
 from executor.hlo_text import Computation, Instruction, Module, Shape, calls, parse_hlo
 
 KINDS = {
@@ -28,8 +29,6 @@ KINDS = {
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
 _WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,27 +191,8 @@ def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:
 
 
 def _groups(i: Instruction, devices: int) -> Groups:
-    text = i.attribute(r"replica_groups=((?:\{\{[^=]*?\}\})|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+    text = i.attribute(GROUPS)
     return parse_groups(text, devices) if text else ()
-
-
-def parse_groups(text: str, devices: int) -> Groups:
-    """Replica groups in either of HLO's forms; `{}` is one group of all devices.
-
-    >>> parse_groups("{{0,1},{2,3}}", 4), parse_groups("[2,2]<=[2,2]T(1,0)", 4)
-    (((0, 1), (2, 3)), ((0, 2), (1, 3)))
-    """
-    if text.startswith("{"):
-        listed = re.findall(r"\{([\d,]+)\}", text)
-        return tuple(tuple(map(int, group.split(","))) for group in listed) or (tuple(range(devices)),)
-    shape, dims, order = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()  # type: ignore[union-attr]
-    ids = np.arange(prod(_ints(dims))).reshape(_ints(dims))
-    ids = ids.transpose(_ints(order)) if order else ids
-    return tuple(tuple(map(int, row)) for row in ids.reshape(_ints(shape)))
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
 
 
 def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:

@@ -20,6 +20,7 @@ from executor.rewrites import Difference, Rewrite, compare_collectives
 from executor.shrink import shrink
 from executor.units import Options
 from executor.verdict import Finding, Level, verdict
+from mesh.chips import Chip
 from planner.plan import Plan
 from strategies.notation import Program
 
@@ -28,14 +29,19 @@ _NOTHING = "nothing"
 
 
 def host_collectives(
-    plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), make: Maker | None = None
+    plan: Plan,
+    mode: str = "manual",
+    *,
+    programs: Sequence[Program] = (),
+    make: Maker | None = None,
+    chip: Chip | None = None,
 ) -> Level:
     """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
 
     Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
     """
     check_supported(plan)
-    small = shrink(plan, programs)
+    small = shrink(plan, programs, chip=chip)
     options = Options(capacity_factor=capacity_factor(small))
     make = make or (lambda p, m: engine_of(p, m, options, programs))
     return check_collectives(small, host_mesh(small), mode, make)

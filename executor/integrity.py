@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from executor.verdict import Finding, Level, verdict
+from mesh.chips import Chip
 from mesh.errors import InputError
 from planner.given import layout_of
 from planner.plan import Plan
@@ -20,25 +21,26 @@ RELATIVE = 1e-9
 MOST_FINDINGS = 20
 
 
-def check_plan_file(plan: Plan, programs: Sequence[Program] = ()) -> Level:
+def check_plan_file(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Level:
     """Compute specs, mesh, cost and memory again from the plan's layouts, and compare them with what the plan says.
 
-    A layout that breaks a rule, or does not fit the model or the slice, is a finding, too.
+    A layout that breaks a rule, or does not fit the model or the slice, is a finding, too. Differences of constants
+    come first: those of the seconds follow from them.
     """
     try:
-        again = recomputed(plan, programs)
+        again = recomputed(plan, programs, chip)
     except InputError as error:
         found = Finding(what="layouts", promised="a layout of this model on this slice", found=str(error))
         return verdict("plan", "manual", 1, (found,))
     said, computed = msgspec.to_builtins(plan), msgspec.to_builtins(again)
-    differences = tuple(_differences("", said, computed))
+    differences = tuple(sorted(_differences("", said, computed), key=lambda f: not f.what.startswith("constants")))
     notes = (f"{len(differences)} differences, the first shown",) if len(differences) > MOST_FINDINGS else ()
     return verdict("plan", "manual", _leaves(computed), differences[:MOST_FINDINGS], notes)
 
 
-def recomputed(plan: Plan, programs: Sequence[Program] = ()) -> Plan:
+def recomputed(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Plan:
     """The plan that the plan's model, slice, workload and layouts give; raises `InputError` where they give none."""
-    layout, slice_, work = layout_of(plan, programs)
+    layout, slice_, work = layout_of(plan, programs, chip)
     fast = speeds(slice_.chip, work.dtypes)
     return price_layout(layout, slice_, plan.model, work, plan.batch, plan.padded_batch, fast)
 

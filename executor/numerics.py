@@ -24,8 +24,10 @@ from jax.sharding import Mesh
 from executor.devices import Unavailable, build_mesh, first_line
 from executor.engine import Engine, engine, engine_of
 from executor.reference import Params, param_shapes, random_params, reference_logits
+from executor.shards import fetch, lost_others, share
 from executor.shrink import F32, STEPS, shrink
 from executor.verdict import Finding, Level, verdict
+from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.layout import Assigned, Layout
@@ -41,14 +43,20 @@ _SHOWN = 5
 
 
 def numerics(
-    plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), dtype: str = "f32", make: Maker | None = None
+    plan: Plan,
+    mode: str = "manual",
+    *,
+    programs: Sequence[Program] = (),
+    dtype: str = "f32",
+    make: Maker | None = None,
+    chip: Chip | None = None,
 ) -> Level:
     """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
 
     Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
     """
     check_supported(plan)
-    small = shrink(plan, programs, DTYPES[dtype])
+    small = shrink(plan, programs, DTYPES[dtype], chip)
     make = make or (lambda p, m: engine_of(p, m, programs=programs))
     return run_numerics(small, host_mesh(small), mode, make)
 
@@ -62,14 +70,8 @@ def check_supported(plan: Plan) -> None:
 
 
 def host_mesh(plan: Plan) -> Mesh:
-    """The plan's mesh on devices of the host; raises `Unavailable` where there are too few."""
-    have = jax.devices("cpu")
-    if len(have) < plan.devices:
-        raise Unavailable(
-            f"needs {plan.devices} host devices, there are {len(have)}: "
-            f"set XLA_FLAGS=--xla_force_host_platform_device_count={plan.devices}"
-        )
-    return build_mesh(plan.mesh, parse_slice(plan.slice), have[: plan.devices])
+    """The plan's mesh on devices of the host, or of all hosts; raises `Unavailable` where there are too few."""
+    return build_mesh(plan.mesh, parse_slice(plan.slice), share(jax.devices("cpu"), plan.devices))
 
 
 def run_numerics(plan: Plan, mesh: Mesh, mode: str, make: Maker) -> Level:
@@ -78,6 +80,8 @@ def run_numerics(plan: Plan, mesh: Mesh, mode: str, make: Maker) -> Level:
         run = _Run(plan, make(plan, mesh))
         errors = [*run.decode()] if plan.phase == "decode" else [*run.prefill()]
     except Exception as error:  # a program that cannot be run is a finding, whatever it raises
+        if lost_others(error):
+            raise Unavailable(f"the processes lost each other: {first_line(error)}") from None
         return verdict("numerics", mode, 1, (_cannot(error),))
     return _judged(plan, mode, errors)
 
@@ -137,7 +141,7 @@ class _Run:
             at = lengths + step
             last = tokens[np.arange(B), at][back], at[back]
             chosen, found, cache = follow.generate(weights, cache, *last, logits=True)
-            ours = np.asarray(chosen)[places], np.asarray(found)[places]
+            ours = fetch(chosen)[places], fetch(found)[places]
             yield from self._errors(f"step {step} after prefill", at, wanted, *ours)
 
     def _reference(self, B: int, T: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -148,8 +152,8 @@ class _Run:
         self, what: str, at: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], chosen: Any, logits: Any
     ) -> Iterator[Error]:
         bound, scale = BOUNDS[self.plan.dtypes.weights], wanted.std()
-        found = np.asarray(logits, np.float32)[:, : wanted.shape[-1]]
-        for b, token in enumerate(np.asarray(chosen)):
+        found = fetch(logits).astype(np.float32)[:, : wanted.shape[-1]]
+        for b, token in enumerate(fetch(chosen)):
             right = wanted[b, at[b]]
             off = (found[b] - right) / scale
             best = 0 <= token < len(right) and right[token] >= right.max() - 2 * scale * max(bound, abs(off).max())

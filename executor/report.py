@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from executor.verdict import FAILED, SKIPPED, Level, Report
+from executor.verdict import FAILED, SKIPPED, TOLD, Level, Report
 from planner.report_text import Block, Lines, Table, digits
 
 
@@ -21,8 +21,14 @@ def blocks(report: Report) -> Sequence[Block]:
         Table("Levels", headers, rows),
         *(_findings(r) for r in report.levels),
         *(Lines(f"Notes of {r.level} ({r.mode})", r.notes) for r in report.levels),
-        Lines("", ["the plan does what was promised" if report.holds else "the plan does NOT hold"]),
+        Lines("", [_last(report)]),
     ]
+
+
+def _last(report: Report) -> str:
+    if report.only_told:
+        return "nothing was judged"
+    return "the plan does what was promised" if report.holds else "the plan does NOT hold"
 
 
 def _findings(level: Level) -> Block:
@@ -31,14 +37,14 @@ def _findings(level: Level) -> Block:
 
 
 def junit(report: Report) -> bytes:
-    """The report as JUnit XML: one test case per level and mode."""
-    count = {status: str(sum(r.status == status for r in report.levels)) for status in (FAILED, SKIPPED)}
+    """The report as JUnit XML: one test case per level and mode; one that is only told counts as skipped."""
+    failed, unproved = (sum(r.status in them for r in report.levels) for them in ((FAILED,), (SKIPPED, TOLD)))
     suite = ElementTree.Element(
         "testsuite",
         name=f"meshwright verify: {report.summary}",
         tests=str(len(report.levels)),
-        failures=count[FAILED],
-        skipped=count[SKIPPED],
+        failures=str(failed),
+        skipped=str(unproved),
         time=f"{sum(r.seconds for r in report.levels):.3f}",
     )
     for level in report.levels:
@@ -56,7 +62,7 @@ def _case(suite: ElementTree.Element, level: Level) -> None:
         name=f"{level.level} ({level.mode})",
         time=f"{level.seconds:.3f}",
     )
-    if level.status == SKIPPED:
+    if level.status in (SKIPPED, TOLD):
         ElementTree.SubElement(case, "skipped", message=level.reason or "")
     if level.status == FAILED:
         text = "\n".join(f"{f.what}: promised {f.promised}, found {f.found}" for f in level.findings)

@@ -19,6 +19,7 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
+from mesh.chips import Chip
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.given import layout_of
@@ -39,12 +40,15 @@ LAYERS, HEAD_DIM, STEPS = 2, 8, 16
 LEAST = {"D": 32, "F": 16, "V": 40, "E": 4, "B": 4, "T": 16, "S": 32, "window": 8}
 
 
-def shrink(plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None) -> Plan:
+def shrink(
+    plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None, chip: Chip | None = None
+) -> Plan:
     """The plan's layouts on a shrunken model and mesh, priced anew; `dtypes` instead of the plan's, where given.
 
+    `chip`: of a chip file, where the plan was made with one; the shrunken plan lies on a slice of a built-in one.
     Raises `InputError` where the plan is no layout, `Unavailable` where its mesh has too many axes.
     """
-    layout, _, work = layout_of(plan, programs)
+    layout, _, work = layout_of(plan, programs, chip)
     slice_, pieces = _stand_in(layout)
     cuts = Cuts(layout, plan.padded_batch)
     model, context = cuts.model(plan.model, work), cuts.context(work)

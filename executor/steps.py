@@ -183,8 +183,9 @@ def _each(value: Value, change: Callable[[Array], Array]) -> Value:
 
 
 def rename(step: Step, context: Context, values: Values) -> Values:
-    """The same data."""
-    return values
+    """The same data; what becomes a cache has the cache's dtype from here on, and so is gathered in it."""
+    pairs = zip(values, (context.caches.get(t.name) for t in step.outputs), strict=True)
+    return tuple(plain(value).astype(dtype) if dtype else value for value, dtype in pairs)
 
 
 def gelu(step: Step, context: Context, values: Values) -> Values:

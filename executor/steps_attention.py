@@ -9,37 +9,17 @@ or striped: slot s is on shard s % n at s // n.
 from __future__ import annotations
 
 from math import prod
-from typing import NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from executor.context import Array, Context, Stacked, Triple, Value, plain, plains, subscripts, untyped, wide
+from executor.blocks import TINY, Blocks, Keys, State
+from executor.context import Array, Context, Stacked, Triple, Value, plain, plains, untyped, wide
 from mesh.errors import InputError
 from strategies.notation import Axes, Step, Tensor
 
 Values = tuple[Value, ...]
 Names = tuple[str, ...]
-
-TINY = float(np.finfo(np.float32).tiny)
-LEAST = -1e30  # below every score; finite, so that a difference of two of them is 0
-
-
-class State(NamedTuple):
-    """Attention so far, in float32: the sum of exp(score - top) * value, the top score, the sum of exp(score - top)."""
-
-    output: Array  # [B, K, M, T, H]
-    top: Array  # [B, K, M, T]
-    total: Array  # [B, K, M, T]
-
-
-class Keys(NamedTuple):
-    """Keys and values in the order in which they are stored, and the keys' positions `[B, S]`."""
-
-    k: Array
-    v: Array
-    positions: Array
 
 
 def append(step: Step, context: Context, values: Values) -> Values:
@@ -95,8 +75,8 @@ def attend(step: Step, context: Context, values: Values) -> Values:
     q, k, v, pos = plains(values)
     given, keys = step.inputs[0].names, step.inputs[1]
     positions = _key_positions(context, keys, pos, k.shape[keys.names.index("S")])
-    state = _attend_all(context, keys.names, _canonical(q, given), pos, [Keys(k, v, positions)])
-    return (_result(state, given, bool(keys.axes("S")), context),)
+    state = Blocks(context, keys.names, _canonical(q, given), pos).attend_all(Keys(k, v, positions))
+    return (_result(state, given, bool(keys.axes("S"))),)
 
 
 def _key_positions(context: Context, keys: Tensor, pos: Array, held: int) -> Array:
@@ -115,10 +95,9 @@ def _canonical(q: Array, names: Names) -> Array:
     return q.transpose([names.index(d) for d in "BTKMH"])
 
 
-def _result(state: State, names: Names, triple: bool, context: Context) -> Value:
-    """The state as a normalised output in the queries' order of dims, with its statistics where S is cut."""
-    output = state.output / jnp.maximum(state.total, TINY)[..., None]
-    output = _ordered(output, "BKMTH", names).astype(context.activations)
+def _result(state: State, names: Names, triple: bool) -> Value:
+    """A normalised state in the queries' order of dims, with its statistics where S is cut."""
+    output = _ordered(state.output, "BKMTH", names)
     if not triple:
         return output
     rest = tuple(d for d in names if d != "H")
@@ -129,104 +108,6 @@ def _ordered(x: Array, have: str, names: Names) -> Array:
     if "T" not in names:
         x, have = x.squeeze(have.index("T")), have.replace("T", "")
     return x.transpose([have.index(d) for d in names])
-
-
-def _attend_all(context: Context, names: Names, q: Array, pos: Array, shards: list[Keys]) -> State:
-    blocks = Blocks(context, names, q, pos)
-    state = blocks.start()
-    for keys in shards:
-        state = blocks.attend(state, keys)
-    return blocks.finish(state)
-
-
-class Blocks:
-    """Queries `[B, T, K, M, H]` in blocks along T, which attend to keys that come shard by shard."""
-
-    def __init__(self, context: Context, names: Names, q: Array, pos: Array) -> None:
-        self.context, self.names, self.T = context, names, q.shape[1]
-        block = min(context.block, self.T)
-        positions = pos if pos.ndim == 2 else pos[:, None]
-        self.q = _in_blocks(_padded(q, 1, block, 0), 1, block)
-        self.positions = _in_blocks(_padded(positions, 1, block, -1), 1, block)
-
-    def start(self) -> State:
-        """Nothing attended yet, for every block."""
-        n, B, T, K, M, H = self.q.shape
-        top = jnp.full((n, B, K, M, T), LEAST, jnp.float32)
-        return State(jnp.zeros((n, B, K, M, T, H), jnp.float32), top, jnp.zeros_like(top))
-
-    def attend(self, state: State, keys: Keys) -> State:
-        """The state after these keys."""
-        S, where = keys.positions.shape[1], self.names.index("S")
-        block = S if self.T == 1 else min(self.context.block, S)
-        padded = Keys(
-            _padded(keys.k, where, block, 0), _padded(keys.v, where, block, 0), _padded(keys.positions, 1, block, -1)
-        )
-        if self.q.shape[0] == 1:
-            return _first(self._scan(_block(state), self.q[0], self.positions[0], padded, block))
-
-        def one(x: tuple[State, Array, Array]) -> State:
-            return self._scan(x[0], x[1], x[2], padded, block)
-
-        found: State = lax.map(one, (state, self.q, self.positions))
-        return found
-
-    def _scan(self, state: State, q: Array, pos: Array, keys: Keys, block: int) -> State:
-        """One block of queries against every block of keys that it sees."""
-        count, where = keys.positions.shape[1] // block, self.names.index("S")
-        if count == 1:
-            return self._absorb(state, q, pos, keys)
-
-        def visit(state: State, i: Array) -> tuple[State, None]:
-            axes = zip(keys, (where, where, 1), strict=True)
-            part = Keys(*(lax.dynamic_slice_in_dim(x, i * block, block, axis) for x, axis in axes))
-            seen = jnp.any(self._visible(pos, part.positions))
-            return lax.cond(seen, lambda s: self._absorb(s, q, pos, part), lambda s: s, state), None
-
-        found: State = lax.scan(visit, state, jnp.arange(count))[0]
-        return found
-
-    def _visible(self, pos: Array, keys: Array) -> Array:
-        age = pos[:, :, None] - keys[:, None, :]  # [B, T, S]
-        seen = (age >= 0) & (keys >= 0)[:, None, :]
-        return seen if self.context.window is None else seen & (age < self.context.window)
-
-    def _absorb(self, state: State, q: Array, pos: Array, keys: Keys) -> State:
-        scores = self._product("BTKMH", self.names, "BKMTS", q, keys.k) * q.shape[-1] ** -0.5
-        seen = self._visible(pos, keys.positions)[:, None, None]
-        top = jnp.maximum(state.top, jnp.max(jnp.where(seen, scores, LEAST), axis=-1))
-        weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)
-        kept = jnp.exp(state.top - top)
-        output = self._product("BKMTS", self.names, "BKMTH", weights, keys.v)
-        return State(state.output * kept[..., None] + output, top, state.total * kept + weights.sum(-1))
-
-    def _product(self, a: str, b: Names, out: str, x: Array, y: Array) -> Array:
-        x, y = x.astype(self.context.compute), y.astype(self.context.compute)
-        return jnp.einsum(subscripts(a, b, out), x, y, preferred_element_type=jnp.float32)
-
-    def finish(self, state: State) -> State:
-        """The blocks joined along T again."""
-        return State(*(jnp.concatenate(list(x), axis=3)[:, :, :, : self.T] for x in state))
-
-
-def _block(state: State) -> State:
-    return State(*(x[0] for x in state))
-
-
-def _first(state: State) -> State:
-    return State(*(x[None] for x in state))
-
-
-def _padded(x: Array, dim: int, block: int, value: int) -> Array:
-    """`dim` filled up to a multiple of the block."""
-    extra = -x.shape[dim] % block
-    widths = [(0, extra if n == dim else 0) for n in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=value) if extra else x
-
-
-def _in_blocks(x: Array, dim: int, block: int) -> Array:
-    """`[..., dim, ...]` -> `[blocks, ..., block, ...]`."""
-    return jnp.moveaxis(x.reshape(*x.shape[:dim], -1, block, *x.shape[dim + 1 :]), dim, 0)
 
 
 def ring_attend(step: Step, context: Context, values: Values) -> Values:
@@ -251,7 +132,7 @@ def ring_attend(step: Step, context: Context, values: Values) -> Values:
     pair = jnp.stack([k, v])
     start = (attend_to(blocks.start(), pair, 0), pair)
     (state, _), _ = lax.scan(go_on, start, jnp.arange(1, n))
-    return (_result(blocks.finish(state), given, False, context),)
+    return (_result(blocks.finish(state), given, False),)
 
 
 def _place_on_ring(number: Array | int, ring: Axes, axes: Axes, context: Context) -> Array | int:

@@ -34,7 +34,7 @@ def dispatch(step: Step, context: Context, values: Values) -> Values:
     x, choice = plains(values)
     rows = _rows(x, step.inputs[0], "D")
     filled = _filled(_rows(choice, step.inputs[1], "k"), step.outputs[0], context)
-    C = _capacity(rows.shape[0], context)
+    C = capacity(rows.shape[0], context)
     tokens = jax.vmap(jnp.searchsorted, in_axes=(1, None))(filled, jnp.arange(1, C + 1))  # [E, C]
     return (jnp.take(rows, tokens, axis=0, mode="fill", fill_value=0),)
 
@@ -77,7 +77,7 @@ def _filled(choice: Array, tensor: Tensor, context: Context) -> Array:
     return jnp.cumsum(member.astype(jnp.int32), axis=0)
 
 
-def _capacity(tokens: int, context: Context) -> int:
+def capacity(tokens: int, context: Context) -> int:
     """Slots per expert on one shard of the tokens: all of them, or the mean number times a factor."""
     if context.capacity_factor is None:
         return tokens

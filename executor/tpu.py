@@ -7,7 +7,7 @@ written in place, and whether the collectives are those that were priced.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,18 +15,21 @@ from typing import Any
 import msgspec
 
 from executor.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
-from executor.devices import Unavailable, build_mesh, tpu_devices
+from executor.devices import build_mesh, tpu_devices
 from executor.hlo import Array, big_arrays, big_copies, collectives
 from executor.promises import Promise, promises, widths
 from executor.rewrites import Comparison, Difference, Rewrite, compare_collectives
-from executor.verdict import Finding, Level, skipped, verdict
+from executor.verdict import Finding, Level, verdict
+from mesh.chips import Chip
 from mesh.slices import parse_slice
 from planner.plan import Plan, TensorSpec
 from strategies.dtypes import dtype_bytes
+from strategies.notation import Program
 
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
 EDGE_WITHIN = 0.01  # beyond usable HBM a plan may say that it does not fit, and be wrong by so little
+FULL = 0.95  # of usable HBM: from here on the compiler finds ways to need less
 CAPACITY_FACTOR = 1.0  # slots per expert that the plan prices: the mean
 NAMED = 5  # of the largest temporaries
 
@@ -51,35 +54,35 @@ class Facts:
         return promises(self.plan.cost.steps, self.axes, widths(self.plan), as_run=True)
 
     def comparison(self, made: Compiled) -> Comparison:
-        """The compiled collectives against the priced ones."""
-        return compare_collectives(self.promised, collectives(made.text), self.axes)
+        """The compiled collectives against the priced ones; the TPU's compiler widens nothing by itself."""
+        return compare_collectives(self.promised, collectives(made.text), self.axes, widens=False)
 
 
-def tpu_compiler(plan: Plan, mode: str = "manual") -> Level:
-    """Compile the plan's step and hold it against the plan; skipped where the compiler is not there."""
+def tpu_compiler(
+    plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), chip: Chip | None = None
+) -> Level:
+    """Compile the plan's step and hold it against the plan; raises `Unavailable` where the compiler is not there."""
     started = time.perf_counter()
     try:
-        level = judge(compile_plan(plan), mode)
-    except Unavailable as error:
-        return skipped(LEVEL, mode, str(error))
+        level = judge(compile_plan(plan, programs, chip), mode)
     except CompileFailed as error:
         level = verdict(LEVEL, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
     return msgspec.structs.replace(level, seconds=time.perf_counter() - started)
 
 
-def compile_plan(plan: Plan) -> Facts:
+def compile_plan(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Facts:
     """Compile the step of a plan at full size; nothing is allocated. Raises `Unavailable`, `CompileFailed`."""
-    slice_ = parse_slice(plan.slice)
+    slice_ = parse_slice(plan.slice, chip)
     mesh = build_mesh(plan.mesh, slice_, tpu_devices(slice_))
-    step, arguments = _step(plan, mesh)
+    step, arguments = _step(plan, mesh, programs, chip)
     return Facts(plan, compile_on(slice_, step, arguments), dict(mesh.shape))
 
 
-def _step(plan: Plan, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+def _step(plan: Plan, mesh: Any, programs: Sequence[Program], chip: Chip | None) -> tuple[Any, tuple[Any, ...]]:
     from executor.engine import engine_of
     from executor.units import Options
 
-    engine = engine_of(plan, mesh, Options(capacity_factor=CAPACITY_FACTOR))
+    engine = engine_of(plan, mesh, Options(capacity_factor=CAPACITY_FACTOR), programs, chip)
     step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
     return step, engine.abstract_arguments()
 
@@ -113,11 +116,26 @@ def _fits(facts: Facts) -> Finding | None:
 
 
 def _memory(facts: Facts, made: Compiled) -> list[Finding | None]:
-    total = facts.plan.memory.total_bytes
+    total, given = facts.plan.memory.total_bytes, _given_bytes(facts.plan)
     return [
         _close("bytes of the arguments", facts.stored_bytes, made.argument_bytes, ARGUMENTS_WITHIN),
-        _close("bytes in all", total, made.total_bytes, TOTAL_WITHIN, "; ".join(_temporaries(facts, made))),
+        _close("bytes of the results", given, made.output_bytes, ARGUMENTS_WITHIN) if given else None,
+        None
+        if _saved(facts, made)
+        else _close("bytes in all", total, made.total_bytes, TOTAL_WITHIN, "; ".join(_temporaries(facts, made))),
     ]
+
+
+def _given_bytes(plan: Plan) -> float | None:
+    """The caches that a step gives, beside a few tokens; unknown where a prompt's entries leave a window."""
+    windows = [g.attention.window for g in plan.model.groups if g.attention.window]
+    return None if plan.phase == "prefill" and windows else plan.memory.kv_bytes or None
+
+
+def _saved(facts: Facts, made: Compiled) -> bool:
+    """Whether temporaries take less than was promised, of nearly all of HBM: there the compiler reuses more."""
+    memory = facts.plan.memory
+    return made.total_bytes < memory.total_bytes and memory.total_bytes > FULL * memory.usable_bytes
 
 
 def _close(what: str, promised: float, found: float, within: float, why: str = "") -> Finding | None:

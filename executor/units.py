@@ -136,6 +136,8 @@ class _Maker:
             found = self._fit(b)
             sizes |= {k: int(np.max(v)) for k, v in found.sizes.items() if k != "attended" and b.part == "body"}
         context = self._context(component, sizes, sequence or _order(parts["body"]))
+        caches = dict.fromkeys((name for p in parts["body"] for name in p.cache), dtype_of(self.work.dtypes.kv))
+        context = replace(context, caches=caches)
         unit = Unit(component, parts["entry"], parts["body"], parts["exit"], context, {}, {})
         return replace(unit, weights=self._weights(unit), caches=self._caches(unit))
 

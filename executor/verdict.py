@@ -5,8 +5,8 @@ from __future__ import annotations
 from planner.plan import Value
 
 SCHEMA = "meshwright.report/1"
-LEVELS = ("plan", "numerics", "collectives", "tpu-compiler")
-PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+LEVELS = ("plan", "numerics", "collectives", "tpu-compiler", "timing")
+PASSED, FAILED, SKIPPED, TOLD = "passed", "failed", "skipped", "told"
 
 
 class Finding(Value, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class Level(Value, frozen=True, kw_only=True):
-    """One level's result in one mode. `checked` counts the promises held against facts; skipped levels check none.
+    """One level's result in one mode. `checked` counts the promises held against facts: none if skipped or told.
 
     `notes` are facts worth reading that break no promise: rewrites by the compiler, padding, measured errors.
     """
@@ -44,6 +44,11 @@ class Report(Value, frozen=True, kw_only=True):
     levels: tuple[Level, ...]
     holds: bool
 
+    @property
+    def only_told(self) -> bool:
+        """Whether the plan is what its file says, and no level judged what it does."""
+        return {r.status for r in self.levels[:1]} == {PASSED} and {r.status for r in self.levels[1:]} == {TOLD}
+
 
 def verdict(level: str, mode: str, checked: int, findings: tuple[Finding, ...], notes: tuple[str, ...] = ()) -> Level:
     """A level that ran: passed where nothing was found and at least one promise was checked."""
@@ -55,3 +60,8 @@ def verdict(level: str, mode: str, checked: int, findings: tuple[Finding, ...], 
 def skipped(level: str, mode: str, reason: str) -> Level:
     """A level that cannot run here, and why; it never counts as passed."""
     return Level(level=level, mode=mode, status=SKIPPED, reason=reason)
+
+
+def told(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
+    """A level that ran, and has nothing to hold what it found against; it never counts as passed."""
+    return Level(level=level, mode=mode, status=TOLD, reason=reason, notes=notes)

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -58,7 +59,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     name: str
-    kind: Literal["tpu", "gpu"]
+    kind: Literal["tpu", "gpu", "cpu"]
     flops_per_s: dict[str, float]
     hbm_bytes: float
     hbm_bytes_per_s: float
@@ -82,9 +83,11 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         uncited = [field for field in _cited_fields(self) if field not in self.sources]
         if uncited:
             raise InputError(f"chip {self.name}: no source for {', '.join(uncited)}; add it under [sources]")
+        if not any(machine.dims for machine in self.machines):
+            raise InputError(f"chip {self.name}: no slice; add dims under [[machines]]")
         for field, value in _numbers(self).items():
-            if value <= 0:
-                raise InputError(f"chip {self.name}: {field} = {value} must be above 0")
+            if not 0 < value < math.inf:
+                raise InputError(f"chip {self.name}: {field} = {value} must be above 0 and finite")
         if (self.devices_per_chip == 2) != (self.core_link_bytes_per_s is not None):
             raise InputError(
                 f"chip {self.name}: core_link_bytes_per_s is needed with devices_per_chip = 2, and only then"

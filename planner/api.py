@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mesh.chips import read_chip
+from mesh.chips import chip_names, read_chip
+from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.accuracy import slice_at
 from planner.given import price_given
@@ -21,6 +22,7 @@ from strategies.workload import Dtypes, Workload
 
 BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
 CONTEXT = 8192
+CALIBRATED_CHIPS = ("cpu", "gpu", "tpu")
 
 
 def plan(
@@ -101,12 +103,13 @@ def roofline(
     kv: str = "bf16",
     compute: str = "bf16",
     kv_heads: int | None = None,
+    chip_file: str | Path | None = None,
 ) -> RooflineTable:
     """The chapter's step-time table: everything cut evenly, ICI free. `kv_heads` changes the cache only."""
     work = _work("decode", batches, context, weights, kv, "bf16", compute)
     return roofline_table(
         _model(model),
-        _slice(slice_),
+        _slice(slice_, chip_file),
         context=work.context,
         batches=work.batches,
         weights=weights,
@@ -124,8 +127,17 @@ def _slice(one: Slice | str, chip_file: str | Path | None = None) -> Slice:
     """The slice of that name: of the chip in the file where it has the name, else of a built-in chip."""
     if not isinstance(one, str):
         return one
-    own = None if chip_file is None else read_chip(Path(chip_file))
-    return parse_slice(one, own if own and one.strip().lower().startswith(f"{own.name.lower()}:") else None)
+    name = one.partition(":")[0].strip().lower()
+    if chip_file is None:
+        if name in CALIBRATED_CHIPS:
+            raise InputError(f"slice {one!r}: a chip that `meshwright calibrate` makes; pass its --chip-file")
+        return parse_slice(one)
+    own = read_chip(Path(chip_file))
+    if name == own.name.lower():
+        return parse_slice(one, own)
+    if name not in chip_names():
+        raise InputError(f"slice {one!r}: neither the chip of '{chip_file}', which is {own.name!r}, nor a built-in one")
+    return parse_slice(one)
 
 
 def _programs(paths: Sequence[str | Path]) -> tuple[Program, ...]:

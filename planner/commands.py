@@ -126,6 +126,7 @@ def roofline(
     kv: Cache = "bf16",
     compute: Annotated[str, typer.Option(metavar="DTYPE", help="Dtype of the matmuls.")] = "bf16",
     kv_heads: Annotated[str | None, typer.Option(metavar="K", help="KV heads in the cache; the weights stay.")] = None,
+    chip_file: ChipFile = None,
     style: Format = "table",
 ) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
@@ -140,6 +141,7 @@ def roofline(
         kv=kv,
         compute=compute,
         kv_heads=None if kv_heads is None else whole("--kv-heads", kv_heads),
+        chip_file=chip_file,
     )
     show(table, lambda: report_roofline.report(table), style)
 

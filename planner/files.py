@@ -8,6 +8,18 @@ from pathlib import Path
 from mesh.errors import InputError
 
 
+def check_writable(path: Path) -> None:
+    """Raise `InputError` where `write_whole` will not be able to write: said before the work, not after it."""
+    try:
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise IsADirectoryError(None, "it is a folder")
+        if target.is_file() or not target.exists():
+            tempfile.TemporaryFile(dir=target.parent).close()
+    except (OSError, ValueError) as error:
+        raise _cannot(path, error) from None
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that others see the old one or the whole new one; raises `InputError` where it cannot be.
 
@@ -20,8 +32,12 @@ def write_whole(path: Path, data: bytes) -> None:
         else:
             _replace(target, data)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"cannot write '{path}': {reason}; expected a file in a folder that can be written") from None
+        raise _cannot(path, error) from None
+
+
+def _cannot(path: Path, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return InputError(f"cannot write '{path}': {reason}; expected a file in a folder that can be written")
 
 
 def _replace(target: Path, data: bytes) -> None:

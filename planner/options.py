@@ -79,6 +79,18 @@ def wholes(option: str, texts: Sequence[str]) -> tuple[int, ...]:
     return tuple(whole(option, word) for word in words(option, texts))
 
 
+def number(option: str, text: str) -> float:
+    """A number; its range is for the caller to check.
+
+    >>> number("--timing-within", "1.5")
+    1.5
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{option} {text!r}: expected a number, such as 1.5") from None
+
+
 def one_of(option: str, text: str, known: Sequence[str]) -> str:
     """The text, if it is one of the known words."""
     if text not in known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.compare import QUANTITIES, Comparison, compare
-from planner.plan import LayoutOf, Plan, PlanFile, Rejected
+from planner.plan import Constant, LayoutOf, Plan, PlanFile, Rejected
 from planner.report_text import Block, Lines, Table, digits, gb, ms
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
@@ -204,11 +204,23 @@ def _search(file: PlanFile) -> list[str]:
 def _constants(best: Plan) -> list[str]:
     reached = best.reached
     if reached is None:
-        return ["times are of data-sheet constants, which `explain` lists with their sources"]
-    fitted = next((c.source for c in best.constants if c.calibrated), "")
+        return constants_lines(best.constants)
     return [
         f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} "
         f"of its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
         f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
-        *([f"these were {fitted}"] if fitted else []),
+        *(constants_lines(best.constants) if any(c.calibrated for c in best.constants) else []),
     ]
+
+
+def constants_lines(constants: Sequence[Constant]) -> list[str]:
+    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
+    measured = [c for c in timed if c.calibrated]
+    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
+    if not measured:
+        return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
+    if len(measured) == len(timed):
+        return [f"times are {how}; `explain` lists the constants, and how well each fits"]
+    others = ", ".join(c.name for c in timed if not c.calibrated)
+    return [f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"]

@@ -13,10 +13,9 @@ import pytest
 
 import meshwright
 from executor import automatic as module
-from executor.automatic import automatic, automatic_engine, automatic_step, constraints_of
-from executor.automatic_check import sent_bytes, with_listed_groups
+from executor.automatic import automatic, automatic_engine, automatic_step
+from executor.automatic_check import sent_bytes
 from executor.compiled import CompileFailed, DoesNotFit
-from executor.hlo import parse_groups
 from executor.numerics import host_mesh, run_numerics
 from planner.plan import Plan
 
@@ -67,7 +66,7 @@ def test_the_step_gives_the_logits_of_the_reference(kind: str, phase: str) -> No
     """With constraints, on 8 devices; prompts of different length, windows, experts, biases and layer norms."""
     plan = drawn.draw(3, kind, phase, (2, 4))
     level = run_numerics(
-        plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, constraints_of(plan))
+        plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, plan.activation_specs)
     )
     assert (level.status, level.mode) == ("passed", "automatic"), level.findings
 
@@ -84,6 +83,45 @@ def test_under_constraints_xla_does_what_was_priced() -> None:
     level = automatic(llama(), "collectives")
     assert (level.level, level.mode, level.status) == ("collectives", "automatic", "passed"), level.findings
     assert any("ReduceScatter" in note and "AllReduce" in note for note in level.notes)
+
+
+LAYOUTS = {  # what moves in them: by component a program, and the roles of mesh axes X and Y
+    "a gathered partial sum": ("gqa", ("B", "-"), {"attention": ("attention", "N+K", "D+B"), "mlp": ("mlp", "F", "F")}),
+    "few heads": ("few", ("B", "-"), {"attention": ("attention", "ND+B", "N+K"), "mlp": ("mlp", "F", "D")}),
+    "experts": ("moe", ("B", "-"), {"attention": ("attention", "-+B", "N+K"), "moe": ("moe", "E+B", "F")}),
+    "a parallel block": ("parallel", ("B", "D"), {"block": ("parallel-block", "N+B", "D+B")}),
+}
+
+
+def small(name: str) -> Plan:
+    """A layout of these roles, priced."""
+    kind, residual, roles = LAYOUTS[name]
+    roles = roles | {"vocab": ("unembed", "V", "-")}
+    played = {component: (program, axes) for component, (program, *axes) in roles.items()}
+    found: Plan = drawn.priced(drawn.MODELS[kind], "decode", (2, 2), residual, played)
+    return found
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_type_of_a_tensor_is_asked_for_and_followed(name: str) -> None:
+    """Where the last one alone was not enough."""
+    level = automatic(small(name), "collectives")
+    assert level.status == "passed", level.findings
+
+
+def test_without_its_constraint_a_partial_sum_is_reduced_before_it_travels() -> None:
+    """Of each slot instead of each token: the report names the tensor, and what was priced for it."""
+    level = automatic(small("experts"), "collectives", without=["0/moe/y"])
+    assert level.status == "failed"
+    (finding,) = [f for f in level.findings if f.what == "moe/y"]
+    assert finding.found.startswith("XLA added AllReduce over Y of ")
+    assert "o[B_X, D] {U_Y}" in finding.promised
+
+
+def test_mode_unconstrained_asks_for_nothing() -> None:
+    """Specs of parameters, inputs and results only: the level has that mode, and fails."""
+    level = automatic(llama(), "collectives", "unconstrained")
+    assert (level.mode, level.status) == ("unconstrained", "failed")
 
 
 def test_a_dropped_constraint_is_told_by_what_xla_added() -> None:
@@ -104,7 +142,7 @@ def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() 
     level = automatic(plan, "tpu-compiler")
     assert (level.level, level.status) == ("tpu-compiler", "passed"), level.findings
     assert level.notes[0].startswith("memory: arguments 9.7")
-    alone = automatic(plan, "tpu-compiler", constrained=False)
+    alone = automatic(plan, "tpu-compiler", "unconstrained")
     assert alone.status == "failed"
     (finding, *_) = alone.findings
     assert finding.what == "attention/Q"
@@ -113,11 +151,29 @@ def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() 
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "slice_", "batch", "context"),
+    [
+        ("llama-3.1-8b", "v6e:2x4", 128, 8192),
+        ("qwen3-30b-a3b", "v5e:4x4", 64, 4096),
+        ("mixtral-8x7b", "v5p:2x2x4", 256, 8192),
+        ("palm-540b", "v4:4x4x4", 256, 2048),
+    ],
+)
+def test_the_tpu_compiler_follows_plans_of_other_models(model: str, slice_: str, batch: int, context: int) -> None:
+    """Those that the last type of each tensor did not suffice for."""
+    plan = meshwright.plan(model, slice_, batches=[batch], context=context, top=1).plans[0]
+    level = automatic(plan, "tpu-compiler")
+    assert level.status == "passed", level.findings
+
+
+@needs_compiler
+@pytest.mark.slow
 def test_the_tpu_compiler_follows_a_plan_of_prefill() -> None:
     """Without constraints it gathers keys and values once per block of keys."""
     level = automatic(llama("prefill"), "tpu-compiler")
     assert level.status == "passed", level.findings
-    alone = automatic(llama("prefill"), "tpu-compiler", constrained=False)
+    alone = automatic(llama("prefill"), "tpu-compiler", "unconstrained")
     assert "attention/O" in {finding.what for finding in alone.findings}
 
 
@@ -142,31 +198,6 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
     level = automatic(llama(), "collectives")
     assert (level.status, level.findings[0].what) == ("failed", "memory")
     assert level.findings[0].found == "2.0000 GB needed, 1.0000 GB usable"
-
-
-def test_keys_and_values_of_a_prompt_are_whole_where_they_are_attended() -> None:
-    """Derived from the plan's constraint on k, which is cut along T."""
-    found = constraints_of(llama("prefill"))
-    assert found["0/attention/Kc"].axes == found["0/attention/k"].axes
-    assert found["0/attention/Kg"].axes == (found["0/attention/k"].axes[0], (), *found["0/attention/k"].axes[2:])
-    assert "0/attention/Kg" not in constraints_of(llama())
-
-
-@pytest.mark.parametrize(
-    ("text", "groups"),
-    [
-        ("mesh['a'=2,'b'=2] {'b'}", "{{0,1},{2,3}}"),
-        ("mesh['a'=1,'b'=2,'c'=2], device_ids=([2,2]T(1,0)) {'b'}", "{{0,1},{2,3}}"),
-        ("mesh['a'=4,'b'=2] {'a':(2)2,'b'}", "{{0,1,2,3},{4,5,6,7}}"),
-        ("mesh['a'=4] {'a':(1)2}", "{{0,2},{1,3}}"),
-    ],
-)
-def test_groups_given_as_axes_are_listed(text: str, groups: str) -> None:
-    """Whole axes, parts of axes, and other orders of the devices."""
-    found = with_listed_groups(f"replica_groups={text}, dimensions={{1}}")
-    assert found.endswith(", dimensions={1}")
-    got = parse_groups(found.removeprefix("replica_groups=").removesuffix(", dimensions={1}"), 8)
-    assert got == parse_groups(groups, 8)
 
 
 def test_sent_bytes_are_those_of_the_algorithms() -> None:

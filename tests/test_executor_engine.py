@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
+from msgspec.structs import replace as changed
 
 import meshwright
 from executor.devices import build_mesh
 from executor.engine import Engine, engine, engine_of
+from executor.hlo import collectives
 from executor.prompts import zigzag
 from executor.reference import random_params, reference_logits
 from mesh.errors import InputError
@@ -261,3 +263,14 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
         engine(layout, case.model, work, Mesh(np.array(jax.devices()[:4]), ("Q",)))
     with pytest.raises(LayoutError, match="attention: B does not divide: B, cut 3 ways"):
         engine(layout, case.model, work, mesh_of((3,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gqa-sequence-and-heads", "CollectivePermute"), ("qwen-2d-batch-tied", "AllGather")]
+)
+def test_a_prompts_keys_travel_in_the_caches_dtype(name: str, kind: str) -> None:
+    """As priced: int8 goes round the ring, or is gathered, and comes back; nothing else is int8."""
+    prefill, _ = replace(CASES[name], dtypes=changed(F32, kv="int8")).engines()
+    found = [c for c in collectives(prefill.lower().compile().as_text()) if "s8" in {p.dtype for p in c.parts}]
+    assert {c.kind for c in found} == {kind}
+    assert {s.dtype for tree in prefill.caches.values() for s in tree.values()} == {jnp.dtype("int8")}

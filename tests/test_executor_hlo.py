@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.hlo import Collective, axes_of_groups, axes_of_pairs, big_arrays, big_copies, collectives, parse_groups
+from executor.groups import parse_groups
+from executor.hlo import Collective, axes_of_groups, axes_of_pairs, big_arrays, big_copies, collectives
 from executor.hlo_text import parse_hlo
 
 CASES = Path(__file__).parent / "cases" / "hlo"
@@ -179,10 +180,14 @@ def test_an_unknown_trip_count_is_not_guessed() -> None:
         ("{}", ((0, 1, 2, 3),)),
         ("[2,2]<=[4]", ((0, 1), (2, 3))),
         ("[2,2]<=[2,2]T(1,0)", ((0, 2), (1, 3))),
+        ("mesh['a'=2,'b'=2] {'b'}", ((0, 1), (2, 3))),
+        ("mesh['a'=1,'b'=2,'c'=2], device_ids=([2,2]T(1,0)) {'b'}", ((0, 1), (2, 3))),
+        ("mesh['a'=4,'b'=2] {'a':(2)2,'b'}", ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("mesh['a'=4] {'a':(1)2}", ((0, 2), (1, 3))),
     ],
 )
 def test_replica_groups_are_read_in_every_form(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
-    """Listed, all, iota, and iota transposed."""
+    """Listed, all, iota, iota transposed; axes of a mesh, parts of them, and another order of the devices."""
     assert parse_groups(text, 4) == groups
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from dataclasses import replace
 from functools import cache
@@ -12,37 +13,54 @@ import pytest
 
 import meshwright
 from executor.compiled import Compiled, DoesNotFit
-from executor.devices import prepare_environment
+from executor.devices import Unavailable, prepare_environment
 from executor.tpu import Facts, compile_plan, judge, tpu_compiler
 from planner.given import layout_of
 from planner.plan import Memory, Plan
 from planner.pricing import price_layout
 from strategies.cost import speeds
+from strategies.notation import LayoutError
 
 prepare_environment()
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler: pip install 'meshwright[tpu]'"
 )
 
-DEFAULT = (  # model, slice, phase, batch, context
-    ("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048),
-    ("llama-3.1-70b", "v5p:4x4x4", "decode", 64, 8192),
-    ("llama-3.1-70b", "v5e:16x16", "decode", 256, 8192),
-    ("mixtral-8x7b", "v4:2x2x4", "decode", 32, 4096),
-    ("palm-540b", "v5p:4x4x8", "decode", 256, 2048),
-    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 1, 512),
+Case = tuple[str, str, str, int, int, str, str]  # model, slice, phase, batch, context, dtype of weights, of the cache
+
+DEFAULT: tuple[Case, ...] = (
+    ("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048, "bf16", "bf16"),
+    ("llama-3.1-70b", "v5p:4x4x4", "decode", 64, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "tpu7x:2x2x2", "decode", 32, 8192, "int8", "int8"),
+    ("mixtral-8x7b", "v5p:2x2x4", "decode", 32, 4096, "bf16", "bf16"),  # Reordered
+    ("palm-540b", "v4:4x4x4", "decode", 64, 2048, "bf16", "bf16"),  # Padded
+    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 1, 512, "bf16", "bf16"),
 )
-SLOW = (
-    ("llama-3.1-8b", "v4:2x2x1", "decode", 64, 4096),
-    ("llama-3.1-8b", "v5e:4x4", "prefill", 16, 8192),
-    ("llama-3.1-70b", "v5e:4x4", "decode", 32, 8192),
-    ("llama-3.1-70b", "tpu7x:2x2x2", "decode", 32, 8192),
-    ("llama-3.1-70b", "v6e:4x8", "prefill", 2, 8192),
-    ("llama-3.1-70b", "tpu7x:4x4x4", "prefill", 8, 8192),
-    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 2, 4096),
-    ("mixtral-8x7b", "tpu7x:2x2x1", "prefill", 2, 4096),
-    ("palm-540b", "v4:4x4x4", "prefill", 8, 2048),
-    ("palm-540b", "v6e:16x16", "prefill", 16, 2048),
+SLOW: tuple[Case, ...] = (
+    ("llama-3.1-8b", "v4:2x2x1", "decode", 64, 4096, "bf16", "bf16"),
+    ("llama-3.1-8b", "v5e:4x4", "prefill", 16, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "v5e:4x4", "decode", 32, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "v5e:4x4", "decode", 64, 8192, "int8", "int8"),
+    ("llama-3.1-70b", "v5e:16x16", "decode", 256, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "tpu7x:2x2x2", "decode", 32, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "v6e:4x8", "prefill", 2, 8192, "bf16", "bf16"),
+    ("llama-3.1-70b", "v6e:4x8", "prefill", 2, 8192, "int8", "int8"),
+    ("llama-3.1-70b", "tpu7x:4x4x4", "prefill", 8, 8192, "bf16", "bf16"),
+    ("qwen3-30b-a3b", "v5e:4x4", "decode", 64, 4096, "bf16", "bf16"),
+    ("qwen3-30b-a3b", "v6e:2x4", "prefill", 2, 4096, "bf16", "bf16"),
+    ("qwen3-30b-a3b", "v5p:2x2x2", "prefill", 16, 4096, "bf16", "bf16"),
+    ("mixtral-8x7b", "v4:2x2x4", "decode", 32, 4096, "bf16", "bf16"),
+    ("mixtral-8x7b", "tpu7x:2x2x1", "prefill", 2, 4096, "bf16", "bf16"),
+    ("palm-540b", "v5p:4x4x8", "decode", 256, 2048, "bf16", "bf16"),
+    ("palm-540b", "v4:4x4x4", "prefill", 8, 2048, "bf16", "bf16"),
+    ("palm-540b", "v6e:16x16", "prefill", 16, 2048, "bf16", "bf16"),
+)
+EDGES = (  # model, slice, context, dtype of weights and cache, the largest batch that fits: decode
+    ("llama-3.1-70b", "v5e:4x4", 8192, "bf16", 48),
+    ("llama-3.1-70b", "v5e:2x4", 8192, "int8", 48),
+    ("llama-3.1-70b", "tpu7x:2x2x1", 8192, "bf16", 250),
+    ("mixtral-8x7b", "v4:2x2x1", 4096, "bf16", 71),
+    ("qwen3-30b-a3b", "v6e:2x2", 4096, "bf16", 181),
 )
 
 
@@ -57,9 +75,9 @@ def small() -> Facts:
     return compile_plan(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048))
 
 
-def holds(case: tuple[str, str, str, int, int]) -> None:
+def holds(case: Case) -> None:
     """The level passes, whatever the compiler rewrote."""
-    level = tpu_compiler(plan_of(*case))
+    level = tpu_compiler(plan_of(*case[:5], weights=case[5], kv=case[6]))
     assert level.status == "passed", level
     assert level.findings == ()
     assert level.checked > 4
@@ -68,7 +86,7 @@ def holds(case: tuple[str, str, str, int, int]) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("case", DEFAULT, ids=lambda case: "-".join(map(str, case)))
-def test_a_plan_is_what_the_compiler_makes(case: tuple[str, str, str, int, int]) -> None:
+def test_a_plan_is_what_the_compiler_makes(case: Case) -> None:
     """Arguments within 0.5%, total within 5%, the cache in place, collectives as priced."""
     holds(case)
 
@@ -76,7 +94,7 @@ def test_a_plan_is_what_the_compiler_makes(case: tuple[str, str, str, int, int])
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW, ids=lambda case: "-".join(map(str, case)))
-def test_more_plans_are_what_the_compiler_makes(case: tuple[str, str, str, int, int]) -> None:
+def test_more_plans_are_what_the_compiler_makes(case: Case) -> None:
     """The same for more models, chips and prompts."""
     holds(case)
 
@@ -86,19 +104,38 @@ def test_verdicts_agree_on_both_sides_of_the_edge() -> None:
     """Llama-8B on v5e:2x4 at context 8192: the largest batch fills 99.99% of HBM and compiles, one more does not."""
     plan = plan_of("llama-3.1-8b", "v5e:2x4", "decode", 111, 8192)
     assert 0.9999 < plan.memory.total_bytes / plan.memory.usable_bytes < 1
+    agree_at_the_edge(plan, {})
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: "-".join(map(str, edge)))
+def test_verdicts_agree_on_both_sides_of_more_edges(edge: tuple[str, str, int, str, int]) -> None:
+    """The same for more models, chips and dtypes."""
+    model, slice_, context, dtype, batch = edge
+    known = {"weights": dtype, "kv": dtype}
+    agree_at_the_edge(plan_of(model, slice_, "decode", batch, context, **known), known)
+
+
+def agree_at_the_edge(plan: Plan, known: dict[str, str]) -> None:
+    """This batch fits and compiles; one more is refused by the planner, and in the same layout by the compiler."""
     with pytest.raises(meshwright.NothingFits):
-        plan_of("llama-3.1-8b", "v5e:2x4", "decode", 112, 8192)
-    more = at_batch(plan, 112)
+        plan_of(plan.model.name, plan.slice, "decode", plan.batch + 1, plan.context, **known)
     assert isinstance(compile_plan(plan).made, Compiled)
+    more = at_batch(plan, plan.batch + 1)
+    assert more.memory.total_bytes > more.memory.usable_bytes
     need = compile_plan(more).made
     assert isinstance(need, DoesNotFit)
     assert need.need_bytes == pytest.approx(more.memory.total_bytes, rel=0.01)
 
 
 def at_batch(plan: Plan, batch: int) -> Plan:
-    """The same layout at another batch."""
+    """The same layout at another batch, padded as far as it must be."""
     layout, slice_, work = layout_of(plan)
-    return price_layout(layout, slice_, plan.model, work, batch, batch, speeds(slice_.chip, work.dtypes))
+    for padded in range(batch, 2 * batch):
+        with contextlib.suppress(LayoutError):
+            return price_layout(layout, slice_, plan.model, work, batch, padded, speeds(slice_.chip, work.dtypes))
+    raise AssertionError(f"no batch from {batch} on divides")
 
 
 @needs_compiler
@@ -115,6 +152,26 @@ def test_a_tampered_promise_of_memory_is_a_finding() -> None:
         found = judge(_with_memory(facts, msgspec.structs.replace(memory, **change)), "manual")
         assert found.status == "failed"
         assert what in [finding.what for finding in found.findings]
+
+
+@needs_compiler
+def test_results_of_another_size_are_a_finding() -> None:
+    """Caches that come back in a wider dtype than the plan's, say."""
+    facts = small()
+    assert isinstance(facts.made, Compiled)
+    wide = replace(facts, made=replace(facts.made, output_bytes=2 * facts.made.output_bytes))
+    assert "bytes of the results" in [f.what for f in judge(wide, "manual").findings]
+
+
+@needs_compiler
+def test_less_memory_than_promised_is_well_only_where_memory_is_short() -> None:
+    """There the compiler reuses what it otherwise would not; elsewhere the plan is wrong."""
+    facts = small()
+    memory = msgspec.structs.replace(facts.plan.memory, total_bytes=facts.plan.memory.total_bytes * 1.1)
+    found = [f.what for f in judge(_with_memory(facts, memory), "manual").findings]
+    assert found == ["bytes in all"]
+    short = msgspec.structs.replace(memory, usable_bytes=memory.total_bytes * 1.01)
+    assert judge(_with_memory(facts, short), "manual").findings == ()
 
 
 def _with_memory(facts: Facts, memory: Memory) -> Facts:
@@ -160,9 +217,8 @@ def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
     assert judge(_with_memory(facts, over), "manual").status == "passed"
 
 
-def test_no_compiler_is_a_reason_to_skip() -> None:
+def test_without_a_compiler_the_level_is_unavailable() -> None:
     """A GPU plan has none."""
     plan = msgspec.structs.replace(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048), slice="h100:8")
-    level = tpu_compiler(plan)
-    assert level.status == "skipped"
-    assert "only the TPU compiler works without its devices" in str(level.reason)
+    with pytest.raises(Unavailable, match="only the TPU compiler works without its devices"):
+        tpu_compiler(plan)

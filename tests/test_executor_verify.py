@@ -114,9 +114,9 @@ def test_a_level_asked_for_that_cannot_run_exits_2(
     [
         (
             ("--level", "vibes"),
-            "level 'vibes' is not known; expected one of numerics, collectives, tpu-compiler",
+            "level 'vibes' is not known; expected one of numerics, collectives, tpu-compiler, timing",
         ),
-        (("--mode", "magic"), "mode 'magic' is not known; expected one of manual, automatic, both"),
+        (("--mode", "magic"), "mode 'magic' is not known; expected one of manual, automatic, unconstrained, both"),
         (("--format", "pdf"), "--format 'pdf': expected table, json, junit or markdown"),
     ],
 )

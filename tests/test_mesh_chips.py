@@ -86,7 +86,12 @@ def test_a_chip_file_of_ones_own_loads(tmp_path: Path) -> None:
         (
             "hop_latency_s = 1.0e-6",
             "hop_latency_s = 0.0",
-            "not a chip file: chip v5e: hop_latency_s = 0.0 must be above 0",
+            "not a chip file: chip v5e: hop_latency_s = 0.0 must be above 0 and finite",
+        ),
+        (
+            "hop_latency_s = 1.0e-6",
+            "hop_latency_s = nan",
+            "not a chip file: chip v5e: hop_latency_s = nan must be above 0 and finite",
         ),
         (
             "devices_per_chip = 1",
@@ -101,6 +106,14 @@ def test_a_bad_chip_file_says_what_is_wrong(tmp_path: Path, old: str, new: str, 
     with pytest.raises(InputError) as error:
         load_chip("v5e", path)
     assert str(error.value) == f"{path}: {message}"
+
+
+def test_a_chip_without_slices_is_refused(tmp_path: Path) -> None:
+    """It would be of no use to anyone."""
+    path = tmp_path / "own.toml"
+    path.write_text("machines = []\n" + (CHIPS / "v5e.toml").read_text("utf-8").partition("[[machines]]")[0], "utf-8")
+    with pytest.raises(InputError, match=r"chip v5e: no slice; add dims under \[\[machines\]\]"):
+        load_chip("v5e", path)
 
 
 def test_a_chip_file_of_another_name_or_place_is_refused(tmp_path: Path) -> None:

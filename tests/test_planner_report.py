@@ -5,8 +5,18 @@ import pytest
 
 from planner import api
 from planner.compare import Comparison, Turn
-from planner.plan import LayoutOf, MeshPiece, Plan, PlanFile
-from planner.report import layout_text, mesh_text, pieces_text, plan_table, report, roles_text, runner_up, why_lost
+from planner.plan import Constant, LayoutOf, MeshPiece, Plan, PlanFile
+from planner.report import (
+    constants_lines,
+    layout_text,
+    mesh_text,
+    pieces_text,
+    plan_table,
+    report,
+    roles_text,
+    runner_up,
+    why_lost,
+)
 from planner.report_text import Lines, Table, digits, render
 
 
@@ -138,6 +148,27 @@ def test_padding_is_said(found: PlanFile) -> None:
     text = render(report(msgspec.structs.replace(found, plans=(plan,))), "table")
     assert "mlp/F: padded from 28672 to 28800" in text
     assert "batch: padded from 64 to 72" in text
+
+
+def test_it_says_whose_constants_times_are_of() -> None:
+    """Measured, some measured, or of data sheets; usable HBM is in no time."""
+
+    def lines(*measured: bool) -> str:
+        names = ("hbm_bytes_per_s", "hop_latency_s")
+        sources = {True: "calibrated from 8 x cpu, on 2026-11-30: the best", False: "a data sheet"}
+        usable = Constant(name="usable_hbm_bytes_per_device", value=1.0, unit="bytes", source="assumption")
+        made = [
+            Constant(name=n, value=1.0, unit="", source=sources[m], calibrated=m)
+            for n, m in zip(names, measured, strict=True)
+        ]
+        (line,) = constants_lines([usable, *made])
+        return line
+
+    assert lines(True, True).startswith("times are calibrated from 8 x cpu, on 2026-11-30; ")
+    assert lines(True, False).startswith(
+        "times are partly calibrated from 8 x cpu, on 2026-11-30; uncalibrated: hop_latency_s; "
+    )
+    assert lines(False, False).startswith("times are uncalibrated: ")
 
 
 def test_tables_align_numbers_and_escape_pipes() -> None:
