@@ -30,8 +30,8 @@ from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.slices import slices_of
+from planner.accuracy import CALIBRATED_FROM
 from planner.plan import Value
-from planner.pricing import CALIBRATED
 from planner.report_text import Block, Lines, Table
 from strategies.rates import KINDS
 
@@ -231,7 +231,9 @@ def made(name: str, mesh: Mesh, fits: Sequence[Fit]) -> Calibration:
         "hbm_bytes": "the host's memory, shared" if name == "cpu" else "what the runtime lets a program use",
         "usable_hbm_bytes_per_device": f"assumption: {USABLE} of hbm_bytes",
         **dict.fromkeys(("link_bytes_per_s", "hop_latency_s"), "assumption: one device has no link"),
-        **_sources(fits, f"{CALIBRATED} {mesh.size} x {device.device_kind}, all at once, on {datetime.date.today()}"),
+        **_sources(
+            fits, f"{CALIBRATED_FROM} {mesh.size} x {device.device_kind}, all at once, on {datetime.date.today()}"
+        ),
     }
     chip = measured_chip(name, mesh.size, rates, sources, any_number=name != "cpu")
     return Calibration(chip=chip, fits=tuple(fits), launch_s=value["launch_s"])
