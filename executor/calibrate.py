@@ -227,13 +227,12 @@ def made(name: str, mesh: Mesh, fits: Sequence[Fit]) -> Calibration:
         "link_bytes_per_s": value.get("link_bytes_per_s", value["hbm_bytes_per_s"]),
         "hop_latency_s": value.get("hop_latency_s", 1e-6),
     }
+    of = f"{mesh.size} x {device.device_kind}"
     sources = {
         "hbm_bytes": "the host's memory, shared" if name == "cpu" else "what the runtime lets a program use",
         "usable_hbm_bytes_per_device": f"assumption: {USABLE} of hbm_bytes",
         **dict.fromkeys(("link_bytes_per_s", "hop_latency_s"), "assumption: one device has no link"),
-        **_sources(
-            fits, f"{CALIBRATED_FROM} {mesh.size} x {device.device_kind}, all at once, on {datetime.date.today()}"
-        ),
+        **_sources(fits, f"{CALIBRATED_FROM} {of}, all at once, on {datetime.date.today()}"),
     }
     chip = measured_chip(name, mesh.size, rates, sources, any_number=name != "cpu")
     return Calibration(chip=chip, fits=tuple(fits), launch_s=value["launch_s"])
