@@ -51,7 +51,7 @@ def padded(lots: Lots) -> None:
 def _across(lots: Lots, scatter: Lot, c: Collective) -> Iterator[Lot]:
     """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
     seen = set()
-    for lot in lots.got:
+    for lot in sorted(lots.got, key=lambda lot: lot.runs != c.runs):  # those that run as often come first
         if (
             lot.kind == "CollectivePermute"
             and lot.collective

@@ -11,6 +11,7 @@ from planner.choices import OVER_MEMORY, Choice, Found, Pick, Problem, layout_ke
 from planner.fronts import Options, join_all
 from planner.joined import Joined, prefix_masks, price_glue
 from planner.meshes import Mesh, symmetries
+from planner.pricing import norm_bytes
 from planner.residuals import CODES, States
 from strategies.rates import Floats, Ints, Rates
 
@@ -29,11 +30,12 @@ class Board:
         pairs: Sequence[tuple[int, int]],
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
         phase = problem.work.phase
         self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
         self.masks = [prefix_masks(j, state.cuts) for j in joined]
-        self.residual_bytes = _residual_bytes(problem, state, rates, batches)
+        self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
         parts = [self._component_best(i) * j.component.times for i, j in enumerate(joined)]
         self.total: Floats = np.sum(parts, axis=0)
 

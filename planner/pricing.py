@@ -26,7 +26,7 @@ from planner.plan import (
 )
 from planner.priced import Priced, ready
 from planner.tensors import activation_specs, cache_types, padded_dims, specs
-from strategies.components import Component
+from strategies.components import Component, entry_parts, exit_parts
 from strategies.cost import (
     CommCost,
     Speeds,
@@ -195,6 +195,7 @@ def _memory(
             weights += 0.0 if shared else component.times * _scalar(weight_bytes(p.scope))
             kv += component.times * _scalar(cache_bytes(p.scope))
             peak = max(peak, _scalar(peak_activation_bytes(p.scope)))
+    weights += norm_bytes([a.component for a in layout.assigned], work, fast)
     activation = peak + residual_bytes(layout, priced, work, padded, fast)
     return Memory(
         weights_bytes=weights,
@@ -203,6 +204,15 @@ def _memory(
         total_bytes=weights + kv + activation,
         usable_bytes=slice_.chip.usable_hbm_bytes_per_device,
     )
+
+
+def norm_bytes(components: Sequence[Component], work: Workload, fast: Speeds) -> float:
+    """The norms' vectors between components and residual: counted whole on every device, which some layouts cut."""
+    vectors = 0
+    for component in components:
+        parts = (*entry_parts(component, work.phase), *exit_parts(component, work.phase))
+        vectors += component.times * sum(len(part.program.weights) for part in parts)
+    return vectors * components[0].dims["D"] * fast.widths["weight"]
 
 
 def residual_bytes(layout: Layout, priced: Sequence[Priced], work: Workload, padded: int, fast: Speeds) -> float:

@@ -229,10 +229,12 @@ def _agree(streams: Sequence[frozenset[str]]) -> bool:
 
 
 def held_bytes(problem: Problem, mesh: Mesh, residual: Sequence[str], padded: int) -> float:
-    """The residual stream and the update that is added to it, on one device."""
+    """The residual stream, the update that is added to it, and the norms' vectors, on one device."""
     ways = prod(piece.size for piece, cut in zip(mesh, residual, strict=True) if cut != IDLE)
     tokens = padded * (problem.work.context if problem.work.phase == "prefill" else 1)
-    return 2 * tokens * problem.components[0].dims["D"] * problem.fast.widths["activation"] / ways
+    D = problem.components[0].dims["D"]
+    norms = sum(c.times for c in problem.components)  # a vector before each component
+    return 2 * tokens * D * problem.fast.widths["activation"] / ways + norms * D * problem.fast.widths["weight"]
 
 
 def _sums(shares: Sequence[Sequence[Share]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

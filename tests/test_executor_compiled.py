@@ -29,7 +29,7 @@ def promise(kind: str, axes: tuple[str, ...], elements: float, runs: int = 1, wi
 
 def test_promises_are_priced_bytes_as_elements_over_axes_that_cut() -> None:
     """Runs are the step's layers times its own; an axis of size 1 is none."""
-    comm = CommPlan(kind="AllReduce", axes=("Y", "X", "Z"), bytes=128.0, times=3, bandwidth_s=0, hops_s=0)
+    comm = CommPlan(kind="AllReduce", axes=("Y", "X", "Z"), bytes=128.0, times=3, bandwidth_s=0, hops_s=0, launches=0)
     zeros = dict.fromkeys(("flops", "hbm_bytes", "flops_s", "hbm_s", "ici_s", "latency_s", "seconds"), 0.0)
     step = StepPlan(
         component="mlp",
@@ -47,7 +47,7 @@ def test_promises_are_priced_bytes_as_elements_over_axes_that_cut() -> None:
 
 def test_a_real_plans_promises_are_whole_elements() -> None:
     """Widths by tensor: activations 2 bytes, the pairs of ArgMax 4."""
-    (plan, *_) = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode").plans
+    (plan, *_) = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", constants="data-sheet").plans
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
     found = promises(plan.cost.steps, sizes, widths(plan))
     assert found

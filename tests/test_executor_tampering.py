@@ -49,7 +49,8 @@ TEXT = (Path(strategies.__file__).parent / "programs" / "decode.layout").read_te
 def searched() -> Plan:
     """The best plan of Llama-3.1-8B's decoding on v5e:4x4; roles differ, and so do the axes' pieces."""
     fix = {"mlp": {"X": "F", "Y": "F"}, "attention": {"X": "N+K", "Y": "D+B"}}
-    plans = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", batches=[32], context=2048, fix=fix).plans
+    plans = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", batches=[32], context=2048, fix=fix,
+        constants="data-sheet").plans  # fmt: skip
     return plans[0]
 
 
