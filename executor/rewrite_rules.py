@@ -88,6 +88,24 @@ def _over_borders(elements: float, c: Collective, far: int) -> float:
     return max(b for _, b in spans) - min(a for a, _ in spans) if spans else 0.0
 
 
+def repeated(lots: Lots) -> None:
+    """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
+    first = {got.collective.name: (want, got) for want, got in lots.pairs if got.collective}
+    for again in lots.got:
+        name, remat, _ = again.collective.name.partition(".remat") if again.collective else ("", "", "")
+        if again.runs and remat and name in first and _alike(first[name][1], again):
+            lots.note("Repeated", [first[name][0]], [again], again.runs * lots.sent(again))
+            again.runs = 0
+
+
+def _alike(a: Lot, b: Lot) -> bool:
+    """Whether b does what a did, for the same operation of the program, and no more often."""
+    one, two = a.collective, b.collective
+    if not one or not two or one.op_name != two.op_name or (two.runs or 0) > (one.runs or 0):
+        return False
+    return (a.kind, a.axes, a.elements, a.width) == (b.kind, b.axes, b.elements, b.width)
+
+
 def reordered(lots: Lots) -> None:
     """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
     scatters = [lot for lot in lots.want if lot.kind == "ReduceScatter" and lot.promise and not lot.runs]
@@ -168,4 +186,4 @@ def _spend(*lots: Lot) -> None:
         lot.runs = 0
 
 
-RULES = (same, merged, padded, reordered, as_one, as_two, by_axes, as_permutes, regrouped)
+RULES = (same, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)

@@ -6,6 +6,7 @@ explained by the rewrites that compilers are known to do; the rest are differenc
     Widened         more bytes per element: CPU computes bf16 as float32       Narrowed   fewer
     Merged          several promised ones run as one with several operands     Regrouped  other sizes, the same sum
     Padded          a ReduceScatter that moves padding, and permutes what lies across its shards' borders
+    Repeated        one that XLA runs again where its result is needed again, rather than keep it
     Reordered       an AllReduce behind the ReduceScatter that takes its result: of fewer elements
     AsAllReduce     a ReduceScatter (then sliced), or an AllGather of zero-padded shards, or an AllToAll
     AsAllGather     an AllToAll that gathers all and keeps a slice

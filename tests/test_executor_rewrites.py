@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,39 @@ def test_a_permute_that_padding_does_not_ask_for_is_extra(
     """One for each distance, forward, no more often and no more than what lies across borders."""
     outcome = compare([promise("ReduceScatter", ("Y",), 6400)], [scatter, *permutes])
     assert [d.kind for d in outcome.differences] == ["extra"], why
+
+
+def again(**change: Any) -> Collective:
+    """What XLA makes of a gather of 64 that it runs again."""
+    known: dict[str, Any] = {"name": "AllGather.64.remat"}
+    return replace(ran("AllGather", ("Y",), 64, runs=48), **(known | change))
+
+
+def test_a_gather_that_is_run_again_is_told_with_its_bytes() -> None:
+    """Rather than keep its result, where memory is short; the price knows one run."""
+    first = ran("AllGather", ("Y",), 64, runs=48)
+    (rewrite,) = compare([promise("AllGather", ("Y",), 64, runs=48)], [first, again()]).rewrites
+    assert (rewrite.kind, rewrite.found, rewrite.extra_bytes) == ("Repeated", (again(),), 48 * 64 * 2 * 3 / 4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        again(name="AllGather.65"),
+        again(name="AllGather.65.remat"),
+        again(op_name="jit(f)/another"),
+        again(runs=49),
+        again(parts=(Part(128, "bf16", 16),)),
+        again(parts=(Part(64, "f32", 32),)),
+        again(groups=GROUPS[("X",)]),
+        again(kind="AllReduce"),
+    ],
+    ids=lambda c: f"{c.name}-{c.kind}-{c.elements}-{c.runs}",
+)
+def test_another_gather_is_no_repeated_one(wrong: Collective) -> None:
+    """XLA's name for the very same operation, as large and no more often: anything else is extra."""
+    first = ran("AllGather", ("Y",), 64, runs=48)
+    assert not compare([promise("AllGather", ("Y",), 64, runs=48)], [first, wrong]).holds
 
 
 REDUCE = Promise("AllReduce", ("X",), 64, 2, 80, "attention: o[B, D] {U_Y} = AllReduce_X(o[B, D] {U_XY})")

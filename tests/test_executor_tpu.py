@@ -49,6 +49,8 @@ SLOW: tuple[Case, ...] = (
     ("qwen3-30b-a3b", "v5e:4x4", "decode", 64, 4096, "bf16", "bf16"),
     ("qwen3-30b-a3b", "v6e:2x4", "prefill", 2, 4096, "bf16", "bf16"),
     ("qwen3-30b-a3b", "v5p:2x2x2", "prefill", 16, 4096, "bf16", "bf16"),
+    ("qwen3-30b-a3b", "v5e:2x4", "prefill", 8, 4096, "int8", "int8"),  # Repeated
+    ("qwen3-30b-a3b", "v5p:2x2x1", "prefill", 8, 4096, "int8", "int8"),  # overflows stacks of 64 KiB
     ("mixtral-8x7b", "v4:2x2x4", "decode", 32, 4096, "bf16", "bf16"),
     ("mixtral-8x7b", "tpu7x:2x2x1", "prefill", 2, 4096, "bf16", "bf16"),
     ("palm-540b", "v5p:4x4x8", "decode", 256, 2048, "bf16", "bf16"),
