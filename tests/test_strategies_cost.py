@@ -211,16 +211,6 @@ def test_a_gathered_weight_and_its_reordering_count_as_activations() -> None:
     assert peak_activation_bytes(scope(twice, B=1)).item() == 2 * 32 * 128 + 2 * 32
 
 
-def test_a_weight_that_is_gathered_behind_a_matmul_is_there_meanwhile() -> None:
-    """While h is made of G, the gather of V, which comes next, fills what o is then made of."""
-    text = (
-        "G[D, F] = AllGather_X(W[D, F_X])\nh[B, F] = n[B, D] * G[D, F]\n"
-        "V[F, D] = AllGather_X(Wo[F_X, D])\nn[B, D] = h[B, F] * V[F, D]\n"
-    )
-    G, n, h = 32 * 128, 2 * 32, 2 * 128
-    assert peak_activation_bytes(scope(text, B=1)).item() == n + G + h + G
-
-
 def comms_s(program: Program, playing: dict[str, Axes], sizes: dict[str, Number]) -> float:
     """Seconds of bandwidth of a bound program's gathers and scatters."""
     over = ArrayScope(bind(program, playing), MASKS, sizes, RATES, WIDTHS)
