@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from planner.api import price as price
     from planner.api import roofline as roofline
     from planner.plan import Plan as Plan
-    from planner.plan import PlanFile as PlanFile
-    from planner.plan import read_plan as read_plan
+    from planner.planfile import PlanFile as PlanFile
+    from planner.planfile import read_plan as read_plan
     from planner.scores import Validation as Validation
     from planner.solve import NothingFits as NothingFits
     from planner.validate import validate as validate
@@ -41,7 +41,7 @@ _HOMES = {
     "Model": "strategies.models",
     "NothingFits": "planner.solve",
     "Plan": "planner.plan",
-    "PlanFile": "planner.plan",
+    "PlanFile": "planner.planfile",
     "RooflineTable": "strategies.rooftable",
     "Slice": "mesh.slices",
     "Validation": "planner.scores",
@@ -50,7 +50,7 @@ _HOMES = {
     "parse_slice": "mesh.slices",
     "plan": "planner.api",
     "price": "planner.api",
-    "read_plan": "planner.plan",
+    "read_plan": "planner.planfile",
     "roofline": "planner.api",
     "validate": "planner.validate",
 }

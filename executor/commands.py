@@ -112,7 +112,7 @@ def _finish(report: Report, style: str, output: str | None) -> int:
 
 def _encoded(report: Report, style: str) -> bytes:
     from executor.report import blocks, junit
-    from planner.plan import encode
+    from planner.planfile import encode
     from planner.report_text import render
 
     if style == "json":

@@ -20,7 +20,8 @@ from executor.together import Alone
 from executor.verdict import FAILED, LEVELS, PASSED, SCHEMA, Finding, Level, Report, skipped, verdict
 from mesh.chips import Chip, chip_names, load_chip, read_chip
 from mesh.errors import InputError
-from planner.plan import Plan, pick_plan, read_plan
+from planner.plan import Plan
+from planner.planfile import pick_plan, read_plan
 from planner.version import VERSION
 from strategies.notation import Program
 

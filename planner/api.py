@@ -10,8 +10,9 @@ from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.accuracy import slice_at
 from planner.given import price_given
-from planner.plan import PlanFile
-from planner.solve import Request, make_plan
+from planner.planfile import PlanFile
+from planner.request import Request
+from planner.solve import make_plan
 from planner.version import VERSION
 from strategies.configs import load_model
 from strategies.layoutfile import read_layout

@@ -95,7 +95,7 @@ def chips(
 
 
 def _plan_type() -> type:
-    from planner.plan import PlanFile
+    from planner.planfile import PlanFile
 
     return PlanFile
 
@@ -256,7 +256,7 @@ def explain(
 ) -> None:
     """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory."""
     from planner.explain import explanation
-    from planner.plan import pick_plan, read_plan
+    from planner.planfile import pick_plan, read_plan
 
     path = Path(file)
     chosen = pick_plan(read_plan(path), path, whole("--pick", pick))

@@ -50,7 +50,7 @@ def validate(
     from planner.error_bars import error_bars
     from planner.files import write_whole
     from planner.measured import MEASURED
-    from planner.plan import encode
+    from planner.planfile import encode
     from planner.validate import validate as run
 
     one_of("--format", style, FORMATS)
@@ -70,7 +70,7 @@ def validate(
 
 def _encoded(found: Validation, style: str) -> bytes:
     """The findings as text of that format."""
-    from planner.plan import encode
+    from planner.planfile import encode
     from planner.plot import svg
     from planner.report_text import render
     from planner.report_validate import report

@@ -20,8 +20,9 @@ from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.accuracy import slice_of_plan
 from planner.layout import Assigned, Layout
-from planner.plan import SCHEMA as PLAN_SCHEMA
-from planner.plan import MeshPiece, Plan, PlanFile, Search, Value, read_object
+from planner.plan import MeshPiece, Plan, Value
+from planner.planfile import SCHEMA as PLAN_SCHEMA
+from planner.planfile import PlanFile, Search, read_object
 from planner.pricing import price_layout
 from strategies.components import IDLE, Component, components
 from strategies.cost import check_compute, speeds

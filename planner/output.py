@@ -13,7 +13,7 @@ from mesh.errors import InputError
 from planner.options import FORMATS, one_of
 
 if TYPE_CHECKING:
-    from planner.plan import PlanFile
+    from planner.planfile import PlanFile
     from planner.report_text import Block
     from planner.solve import NothingFits
 
@@ -26,7 +26,7 @@ def show(value: object, blocks: Blocks, style: str) -> None:
     from planner.report_text import render
 
     if one_of("--format", style, FORMATS) == "json":
-        from planner.plan import encode
+        from planner.planfile import encode
 
         write(encode(value))
     else:
@@ -36,7 +36,7 @@ def show(value: object, blocks: Blocks, style: str) -> None:
 def show_plans(found: PlanFile, style: str, output: str | None) -> int:
     """Print a plan file and write it; returns the exit code."""
     from planner.files import write_whole
-    from planner.plan import encode
+    from planner.planfile import encode
     from planner.report import fits, report
 
     one_of("--format", style, FORMATS)

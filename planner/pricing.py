@@ -12,18 +12,7 @@ from mesh.slices import Slice
 from planner.accuracy import CALIBRATED_FROM, accuracy_of
 from planner.compare import hidden_s as hidden_by
 from planner.layout import Bound, Layout, programs
-from planner.plan import (
-    CommPlan,
-    Constant,
-    Cost,
-    LayoutOf,
-    Memory,
-    MeshAxes,
-    MeshPiece,
-    Plan,
-    StepPlan,
-    Throughput,
-)
+from planner.plan import CommPlan, Constant, Cost, LayoutOf, Memory, MeshAxes, MeshPiece, Plan, StepPlan, Throughput
 from planner.priced import Priced, ready
 from planner.tensors import activation_specs, cache_types, padded_dims, specs
 from strategies.components import Component, entry_parts, exit_parts

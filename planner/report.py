@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.compare import QUANTITIES, Comparison, compare
-from planner.plan import Constant, LayoutOf, Plan, PlanFile, Rejected
+from planner.plan import Constant, LayoutOf, Plan
+from planner.planfile import PlanFile, Rejected
 from planner.report_text import Block, Lines, Table, digits, gb, ms
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from planner.plan import SCHEMA
+from planner.planfile import SCHEMA
 from planner.report import rejected_table
 from planner.report_text import Block
 from planner.solve import NothingFits

@@ -19,6 +19,7 @@ from planner.points import (
     terms_of_steps,
     workload,
 )
+from planner.request import Request
 from planner.scores import (
     BOUND,
     CALIBRATED,
@@ -32,7 +33,7 @@ from planner.scores import (
     all_errors,
     errors_of,
 )
-from planner.solve import Request, make_plan
+from planner.solve import make_plan
 from planner.version import VERSION
 from strategies.dtypes import dtype_bytes
 

@@ -25,7 +25,7 @@ from executor.together import Alone, Together, merged
 from executor.verdict import Finding, verdict
 from mesh.errors import InputError
 from planner.api import plan
-from planner.plan import encode
+from planner.planfile import encode
 
 ROOT = Path(__file__).parent.parent
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"

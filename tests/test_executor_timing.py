@@ -19,7 +19,8 @@ from executor.verdict import TOLD, verdict
 from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import Chip
 from mesh.slices import parse_slice
-from planner.plan import Plan, encode
+from planner.plan import Plan
+from planner.planfile import encode
 from strategies.models import Attention, LayerGroup, Mlp, Model
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 host devices")

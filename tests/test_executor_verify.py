@@ -14,7 +14,7 @@ import meshwright
 from executor.devices import Unavailable
 from executor.verdict import Finding, Level, verdict
 from planner.api import plan
-from planner.plan import encode
+from planner.planfile import encode
 
 
 @pytest.fixture(scope="module")

@@ -172,7 +172,7 @@ def test_layout_program_that_breaks_a_rule_names_the_line(tmp_path: Path, capsys
 @pytest.fixture(scope="module")
 def plan_text() -> str:
     """A small plan file as JSON."""
-    from planner.plan import encode
+    from planner.planfile import encode
 
     found = api.plan("llama-3.1-8b", "v5e:2x2", batches=[8], context=1024, weights="int8", kv="int8", top=1)
     return encode(found).decode()

@@ -7,7 +7,8 @@ import pytest
 from mesh.slices import parse_slice
 from planner.compare import cache_copies, compare, step_seconds
 from planner.plan import Plan
-from planner.solve import Request, make_plan
+from planner.request import Request
+from planner.solve import make_plan
 from strategies.configs import load_model
 from strategies.workload import Dtypes, Workload
 

@@ -22,8 +22,9 @@ from planner.compare import step_seconds
 from planner.layout import from_choice
 from planner.plan import Plan
 from planner.pricing import price_layout
+from planner.request import Request
 from planner.search import search
-from planner.solve import Request, make_plan
+from planner.solve import make_plan
 from strategies.configs import load_model
 from strategies.cost import speeds
 from strategies.dtypes import dtype_bytes
@@ -179,8 +180,9 @@ _SCRIPT = """
 import sys
 import msgspec
 from mesh.slices import parse_slice
-from planner.plan import encode
-from planner.solve import Request, make_plan
+from planner.planfile import encode
+from planner.request import Request
+from planner.solve import make_plan
 from strategies.configs import load_model
 from strategies.workload import Dtypes, Workload
 slices = [parse_slice("v5e:2x4"), parse_slice("v5e:2x2")]

@@ -5,7 +5,8 @@ import pytest
 
 from planner import api
 from planner.compare import Comparison, Turn
-from planner.plan import Constant, LayoutOf, MeshPiece, Plan, PlanFile
+from planner.plan import Constant, LayoutOf, MeshPiece, Plan
+from planner.planfile import PlanFile
 from planner.report import (
     constants_lines,
     layout_text,

@@ -8,8 +8,9 @@ import pytest
 
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner.plan import PlanFile
-from planner.solve import NothingFits, Request, make_plan
+from planner.planfile import PlanFile
+from planner.request import Request
+from planner.solve import NothingFits, make_plan
 from strategies.configs import load_model
 from strategies.workload import Dtypes, Workload
 

@@ -11,7 +11,7 @@ from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.accuracy import TABLE, accuracy_of, slice_at, slice_of_plan, table
 from planner.error_bars import error_bars
-from planner.plan import read_plan
+from planner.planfile import read_plan
 from planner.report import accuracy_text
 from planner.validate import validate
 

@@ -25,8 +25,9 @@ from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.plan import Plan
+from planner.request import Request, make_problem
 from planner.search import search
-from planner.solve import Candidate, Request, make_problem, price_candidate
+from planner.sweep import Candidate, price_candidate
 from strategies.components import IDLE, Component, components
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.workload import Workload
