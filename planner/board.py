@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from math import prod
 
 import numpy as np
@@ -33,11 +35,39 @@ class Board:
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
         phase = problem.work.phase
-        self.glue = [price_glue(j, state, phase, rates, problem.fast, batches) for j in joined]
+        self.glue, self.evaluations = price_glue(joined, state, phase, rates, problem.fast, batches)
         self.masks = [prefix_masks(j, state.cuts) for j in joined]
         self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
-        parts = [self._component_best(i) * j.component.times for i, j in enumerate(joined)]
-        self.total: Floats = np.sum(parts, axis=0)
+
+    @cached_property
+    def total(self) -> Floats:
+        """[states, columns]: the sum of the components' least seconds in each state."""
+        return np.asarray(sum(self._component_best(i) * j.component.times for i, j in enumerate(self.joined)))
+
+    @cached_property
+    def residual_least(self) -> Floats:
+        """[residuals, columns]: the same where the order of the residual's axes counts for nothing."""
+        return np.asarray(sum(self._seconds(i).min(axis=0) * j.component.times for i, j in enumerate(self.joined)))
+
+    def _seconds(self, i: int) -> Floats:
+        """[faces, residuals, columns]: seconds that one layer of component i takes at least."""
+        early, late = self.joined[i].least
+        glue = self.glue[i]
+        return np.asarray(np.maximum(early[:, None] + glue.early_s, late[:, None] + glue.late_s))
+
+    def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
+        """Every state of a residual with the sum of the components' least seconds in it."""
+        which = np.flatnonzero(self.state.residual == residual)
+        total = np.zeros(len(which))
+        for i, joined in enumerate(self.joined):
+            early, late = joined.least
+            glue = self.glue[i]
+            seconds = np.maximum(
+                early[:, column] + glue.early_s[:, residual, column], late[:, column] + glue.late_s[:, residual, column]
+            )
+            allowed = self._allowed(i, residual, self.state.prefixes[which])
+            total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
+        return list(zip(total.tolist(), which.tolist(), strict=True))
 
     def candidates(self) -> int:
         """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
@@ -85,16 +115,30 @@ class Board:
         if self.least_bytes(column) > self.problem.usable_bytes:
             return
         keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
-        totals = self.total[:, column]
-        for state in np.argsort(totals, kind="stable"):
+        for least_s, state in self._in_order(column):
             worst = _worst(keep, top)
-            if not np.isfinite(totals[state]) or totals[state] > worst:
+            if least_s > worst:
                 break
-            for choice in self._state(int(state), column, top, worst):
+            for choice in self._state(state, column, top, worst):
                 key = layout_key(choice, self.problem)
                 if key not in keep or order_key(choice) < order_key(keep[key]):
                     keep[key] = choice
         into[:] = sorted(keep.values(), key=order_key)[:top]
+
+    def _in_order(self, column: int) -> Iterator[tuple[float, int]]:
+        """The possible states by the sum of the components' least seconds in them, which is yielded, too.
+
+        Residuals whose own, lower sum does not come up yet are left alone: most are never looked into.
+        """
+        waiting = [(seconds, -1, residual) for residual, seconds in enumerate(self.residual_least[:, column].tolist())]
+        heapify(waiting)
+        while waiting and waiting[0][0] < np.inf:
+            seconds, state, residual = heappop(waiting)
+            if state >= 0:
+                yield seconds, state
+            else:
+                for total, one in self._states_of(residual, column):
+                    heappush(waiting, (total, one, residual))
 
     def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
         """The best layouts of a state that take no longer than `worst` and fit."""
@@ -136,12 +180,25 @@ class Board:
             rows = np.flatnonzero(
                 joined.possible[:, column] & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
             )
-            options = Options(
-                rows, joined.late_s[rows, column], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column]
-            )
-            front = options.front(top, joined.face[rows], early=joined.early_s[rows, column])
+            peak = np.maximum(joined.peak_bytes[rows, column], self._others_peak(i, column))
+            options = Options(rows, joined.late_s[rows, column], joined.stored_bytes[rows, column], peak)
+            safe = self._safe_bytes(i, column)
+            front = options.front(top, joined.face[rows], safe, joined.early_s[rows, column])
             joined.fronts[column, top] = front.row
         return joined.fronts[column, top]
+
+    def _others_peak(self, i: int, column: int) -> float:
+        """The least working set that some component other than i has; a smaller one of i saves nothing."""
+        others = [j for number, j in enumerate(self.joined) if number != i]
+        least = [np.where(j.possible[:, column], j.peak_bytes[:, column], np.inf).min() for j in others]
+        return float(max(least, default=0.0))
+
+    def _safe_bytes(self, i: int, column: int) -> float:
+        """A row of component i that stores no more fits with whatever rows of the others, in any state."""
+        most = [np.where(j.possible[:, column], j.stored_bytes[:, column], 0.0).max() for j in self.joined]
+        peak = max(np.where(j.possible[:, column], j.peak_bytes[:, column], 0.0).max() for j in self.joined)
+        residual = self.residual_bytes[:, column].max()
+        return float(self.problem.usable_bytes - peak - residual - (sum(most) - most[i]))
 
     def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
         picks = []

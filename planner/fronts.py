@@ -38,7 +38,10 @@ class Options:
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
         early = np.zeros(len(self.row)) if early is None else early
-        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
+        worth = (
+            np.arange(len(self.row)) if top > 1 else _not_beaten_by_the_fastest(face, self.seconds, early, stored, peak)
+        )
+        order = worth[np.lexsort([x[worth] for x in (ties, self.peak, self.stored, early, self.seconds, face)])]
         kept: list[int] = []
         last, near = -1, list[tuple[float, float, float]]()
         columns = (x[order].tolist() for x in (face, early, stored, peak))
@@ -49,6 +52,16 @@ class Options:
                 near.append((e, s, p))
                 kept.append(n)
         return self.take(np.array(kept, dtype=np.int64))
+
+
+def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats) -> Ints:
+    """The rows but for those that a faster one, the first of the fastest of their face, beats in everything."""
+    order = np.lexsort((seconds, face))
+    in_order = face[order]
+    fastest = order[np.searchsorted(in_order, in_order)]
+    slower = seconds[order] > seconds[fastest]
+    beaten = slower & np.logical_and.reduce([x[order] >= x[fastest] for x in (early, stored, peak)])
+    return np.asarray(order[~beaten])
 
 
 def _fewer_beat(kept: list[tuple[float, float, float]], early: float, stored: float, peak: float, top: int) -> bool:

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.residuals import CODES, States
 from strategies.components import Component, Part, entry_parts, exit_parts
-from strategies.cost import Speeds, Totals, price_steps
+from strategies.cost import Speeds, Totals
 from strategies.glue import GIVEN
 from strategies.rates import Floats, Ints, Rates
+from strategies.shared import Plays, price_shared
 from strategies.tables import Table, fit_part, scope_of
 
 _READ = {code: i for i, code in enumerate(CODES)}
@@ -111,58 +112,79 @@ def _unique_rows(face: Ints) -> tuple[Ints, Ints]:
     return face[first], inverse.reshape(-1)
 
 
-def price_glue(joined: Joined, states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints) -> Glue:
-    """Entry and exit of every face with every residual; inf where a dim does not divide."""
-    component = joined.component
-    entry = [
-        _glue(p, component, joined.reads, states.cuts, "entry", rates, fast, batches)
-        for p in entry_parts(component, phase)
-    ]
-    leave = [
-        _glue(p, component, joined.gives, states.cuts, "exit", rates, fast, batches)
-        for p in exit_parts(component, phase)
-    ]
-    early, late = zip(*entry, *leave, strict=True)
-    return Glue(np.asarray(sum(early)), np.asarray(sum(late)))
+def price_glue(
+    every: Sequence[Joined], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
+) -> tuple[list[Glue], int]:
+    """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
+
+    Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
+    how many were priced.
+    """
+    wanted: dict[tuple[int, str], tuple[Part, list[tuple[int, Ints]]]] = {}
+    for number, joined in enumerate(every):
+        for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
+            for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
+                wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
+    early: list[list[Floats]] = [[] for _ in every]
+    late: list[list[Floats]] = [[] for _ in every]
+    evaluations = 0
+    for (_, side), (part, users) in wanted.items():
+        unique, inverse = _unique_rows(np.concatenate([ends for _, ends in users]))
+        first, second = _glue(part, every[0].component, unique, states.cuts, side, rates, fast, batches)
+        evaluations += second.size
+        starts = np.cumsum([0, *(len(ends) for _, ends in users)])
+        for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
+            early[number].append(first[inverse[start:stop]])
+            late[number].append(second[inverse[start:stop]])
+    glue = [Glue(np.asarray(sum(e)), np.asarray(sum(late_s))) for e, late_s in zip(early, late, strict=True)]
+    return glue, evaluations
 
 
 def _glue(
     part: Part, component: Component, ends: Ints, cuts: Ints, side: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[Floats, Floats]:
-    unique, inverse = _unique_rows(ends)
-    masks = glue_masks(part, unique, cuts, side)
-    found = fit_part(part, component, rates, masks, batches)
-    total = Totals()
-    for cost in price_steps(scope_of(part, found.sizes, masks, rates, fast), fast):
-        total.add(cost)
+    """[ends, residuals, columns]: early and late seconds of a glue program; of the component it needs D and T only."""
+    plays = _cached_plays(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
+    price_shared(scope_of(part, found.sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
     late = np.where(found.ok, np.broadcast_to(total.step_s, found.ok.shape), np.inf)
     early = _less(late, np.broadcast_to(total.wait_s, late.shape), np.isfinite(late))
-    shape = (len(unique), len(cuts), -1)
-    return early.reshape(shape)[inverse], late.reshape(shape)[inverse]
+    shape = (len(ends), len(cuts), -1)
+    return early.reshape(shape), late.reshape(shape)
+
+
+@lru_cache(maxsize=128)
+def _cached_plays(
+    part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
+) -> Plays:
+    """The `glue_masks` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+    first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
+    return Plays(glue_masks(part, first, second, side), len(first) * len(second))
 
 
 def glue_masks(part: Part, ends: Ints, cuts: Ints, side: str) -> dict[str, Ints]:
     """The pair that each mesh axis plays, for every end of a body with every residual: [ends * residuals, 1]."""
-    axes = cuts.shape[1]
-    names = {role.axis: role.name for role in part.program.roles}
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == _READ["T"], _READ["-"], cuts) if one_position else cuts
-    grid_ends = np.repeat(ends, len(cuts), axis=0)
-    grid_cuts = np.tile(residual, (len(ends), 1))
-    bits = 1 << np.arange(axes, dtype=np.int64)
+    pairs = ends[:, None, :] * len(GIVEN) + residual[None]  # [ends, residuals, axes]
+    bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
     masks = {}
-    for axis, name in names.items():
-        plays = _plays(part, name, grid_ends, grid_cuts, side)
-        masks[axis] = (plays * bits).sum(axis=1, dtype=np.int64)[:, None]
+    for role in part.program.roles:
+        plays = _pairs_of(part, role.name, side)[pairs]
+        masks[role.axis] = (plays @ bits).reshape(-1, 1)
     return masks
 
 
-def _plays(part: Part, name: str, ends: Ints, cuts: Ints, side: str) -> NDArray[np.bool_]:
+def _pairs_of(part: Part, name: str, side: str) -> NDArray[np.bool_]:
+    """Which pairs of codes (the body's end, the residual) play the role of that name."""
+    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=bool)
     if part.program.name == "last":
-        return np.asarray(cuts == _READ[name[0]])
-    if side == "entry":
-        return np.asarray((cuts == _READ[name[0]]) & (ends == _READ[name[1]]))
-    return np.asarray((ends == _GIVE[name[0]]) & (cuts == _READ[name[1]]))
+        found[:, _READ[name[0]]] = True
+    elif side == "entry":
+        found[_READ[name[1]], _READ[name[0]]] = True
+    else:
+        found[_GIVE[name[0]], _READ[name[1]]] = True
+    return found.reshape(-1)
 
 
 def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:

@@ -6,8 +6,9 @@ that run, in the book's notation on the axes of this mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -44,10 +45,6 @@ class Layout:
     residual: tuple[str, ...]
     assigned: tuple[Assigned, ...]
     order: tuple[str, ...]
-
-    def key(self, dim: str, axis: str) -> tuple[int, ...]:
-        """Sort key of a mesh axis in a dim: those that cut the residual there come first, in the residual's order."""
-        return (int(self.residual[self.names.index(axis)] != dim), self.order.index(axis))
 
 
 def from_choice(choice: Choice, components: Sequence[Component]) -> Layout:
@@ -136,10 +133,29 @@ def _sorted(names: Axes, layout: Layout) -> Axes:
     return tuple(sorted(names, key=layout.order.index))
 
 
-def _bound(layout: Layout, component: Component, name: str, part: Part, plays: Mapping[str, Axes]) -> Bound:
+def _bound(
+    layout: Layout, component: Component, name: str, part: Part, plays: Mapping[str, Axes], output: str | None = None
+) -> Bound:
     masks = {axis: np.array([[sum(1 << layout.names.index(n) for n in names)]]) for axis, names in plays.items()}
-    key: Callable[[str, str], tuple[int, ...]] = layout.key
-    return Bound(component, name, part, masks, bind(part.program, plays, key))
+    order = (layout.names, layout.residual, layout.order)
+    return Bound(component, name, part, masks, _bound_program(part.program, tuple(plays.items()), order, output))
+
+
+@lru_cache(maxsize=1 << 14)
+def _bound_program(
+    program: Program, plays: tuple[tuple[str, Axes], ...], order: tuple[Axes, Axes, Axes], output: str | None
+) -> Program:
+    """The program on mesh axes, checked; many plans share it. `output`: what glue calls the body's output."""
+    names, residual, major = order
+
+    def key(dim: str, axis: str) -> tuple[int, ...]:
+        """Axes that cut the residual in this dim come first, in the residual's order."""
+        return (int(residual[names.index(axis)] != dim), major.index(axis))
+
+    bound = bind(program, dict(plays), key)
+    bound = bound if output is None else _meet(bound, output)
+    check(bound)
+    return bound
 
 
 def _glue(layout: Layout, a: Assigned, parts: Sequence[Part], side: str) -> list[Bound]:
@@ -147,8 +163,10 @@ def _glue(layout: Layout, a: Assigned, parts: Sequence[Part], side: str) -> list
     found = []
     for part in parts:
         plays = playing(part, ends, layout.residual, layout.names, side)
-        found.append(_bound(layout, a.component, side, part, {k: _sorted(v, layout) for k, v in plays.items()}))
-    return [_meet(b, a.body) for b in found]
+        ordered = {k: _sorted(v, layout) for k, v in plays.items()}
+        output = a.body.parts[0].program.output.name if side == "exit" else None
+        found.append(_bound(layout, a.component, side, part, ordered, output))
+    return found
 
 
 def _end(body: Body, axis: str, side: str) -> str:
@@ -157,29 +175,24 @@ def _end(body: Body, axis: str, side: str) -> str:
     return body.reads(axis) if side == "entry" else body.gives(axis)
 
 
-def _meet(bound: Bound, body: Body) -> Bound:
-    """The glue with the body's own name for its output."""
-    if bound.part != "exit":
-        return bound
-    name = body.parts[0].program.output.name
+def _meet(program: Program, name: str) -> Program:
+    """The exit glue with the body's own name for its output."""
     steps = tuple(
         replace(
             s,
             inputs=tuple(t.renamed(name) if t.name == "o" else t for t in s.inputs),
             outputs=tuple(t.renamed(name) if t.name == "o" else t for t in s.outputs),
         )
-        for s in bound.program.steps
+        for s in program.steps
     )
-    program = replace(bound.program, steps=steps, input=bound.program.input.renamed(name))
-    return replace(bound, program=program)
+    return replace(program, steps=steps, input=program.input.renamed(name))
 
 
 def _check_residual(found: Sequence[Bound]) -> None:
-    """Every program follows the rules on this mesh, and what one writes is what the next reads."""
+    """What each program writes is what the next reads, and all meet one residual stream."""
     residual = None
     previous = None
     for bound in found:
-        check(bound.program)
         if bound.part != "body" and bound.program.name != "last":
             ends = bound.program.input if bound.part == "entry" else bound.program.output
             if bound.component.kind != "vocab" or bound.part == "exit":

@@ -16,17 +16,8 @@ from planner.plan import CommPlan, Constant, Cost, LayoutOf, Memory, MeshAxes, M
 from planner.priced import Priced, ready
 from planner.tensors import activation_specs, cache_types, padded_dims, specs
 from strategies.components import Component, entry_parts, exit_parts
-from strategies.cost import (
-    CommCost,
-    Speeds,
-    StepCost,
-    Totals,
-    cache_bytes,
-    data_sheet_speeds,
-    peak_activation_bytes,
-    price_steps,
-    weight_bytes,
-)
+from strategies.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
+from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.models import Model
 from strategies.prices import Number
 from strategies.rates import Rates, tabulate_rates

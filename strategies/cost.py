@@ -28,8 +28,6 @@ from strategies.rates import Flags, Ints, Rates
 from strategies.workload import Dtypes
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
-_GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
-_READS = ("Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +101,12 @@ class ArrayScope:
         self._masks: dict[Axes, Ints] = {}
         self._elements: dict[object, Number] = {}
 
+    def take(self, rows: Ints) -> ArrayScope:
+        """A scope over these rows only."""
+        masks = {axis: mask[rows] for axis, mask in self.masks.items()}
+        sizes = {name: _rows(size, rows) for name, size in self.sizes.items()}
+        return ArrayScope(self.program, masks, sizes, self.rates, self.widths)
+
     def mask(self, axes: Axes) -> Ints:
         """The set of mesh axes that play these program axes, as bits."""
         if axes not in self._masks:
@@ -151,6 +155,10 @@ class ArrayScope:
         return self.classes.get(tensor.name) == "weight"
 
 
+def _rows(size: Number, rows: Ints) -> Number:
+    return size[rows] if isinstance(size, np.ndarray) and len(size) > 1 else size
+
+
 @dataclass(frozen=True, slots=True)
 class CommCost:
     """One collective of a step, priced as what runs: `reduced` is where a ReduceScatter runs as an AllReduce."""
@@ -186,11 +194,15 @@ class StepCost:
 
 def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
     """Every step of the scope's program, priced in order."""
-    for step in scope.program.steps:
-        work = PRIMITIVES[step.op].price(step, scope)
-        comms = tuple(_price_comm(comm, scope) for comm in work.comms)
-        behind = step.op == "AllGather" and scope.rates.additive and all(map(scope.is_weight, step.inputs))
-        yield StepCost(step, work, work.flops / fast.flops_per_s, work.hbm_bytes / fast.hbm_bytes_per_s, comms, behind)
+    return (price_step(step, scope, fast) for step in scope.program.steps)
+
+
+def price_step(step: Step, scope: ArrayScope, fast: Speeds) -> StepCost:
+    """One step of the scope's program, priced."""
+    work = PRIMITIVES[step.op].price(step, scope)
+    comms = tuple(_price_comm(comm, scope) for comm in work.comms)
+    behind = step.op == "AllGather" and scope.rates.additive and all(map(scope.is_weight, step.inputs))
+    return StepCost(step, work, work.flops / fast.flops_per_s, work.hbm_bytes / fast.hbm_bytes_per_s, comms, behind)
 
 
 def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
@@ -203,34 +215,36 @@ def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
 
 @dataclass
 class Totals:
-    """Sums over a program's steps, in seconds, each [rows, columns].
+    """Sums over a program's steps, in seconds, each [rows, columns]: of FLOPs or HBM time, and of collectives.
 
     Of `comm_s`, `behind_s` are gathers of weights, and `wait_s` the other collectives' hops and launches, which may
     hide behind reading weights ahead, for as long as `spare_s`.
     """
 
     roof_s: Number = 0.0
+    comm_s: Number = 0.0
     behind_s: Number = 0.0
     wait_s: Number = 0.0
     spare_s: Number = 0.0
-    flops_s: Number = 0.0
-    hbm_s: Number = 0.0
-    ici_s: Number = 0.0
-    comm_s: Number = 0.0
 
     def add(self, cost: StepCost, times: int = 1) -> None:
         """Add a step that runs `times` times."""
         self.roof_s = self.roof_s + times * np.maximum(cost.flops_s, cost.hbm_s)
-        self.flops_s = self.flops_s + times * cost.flops_s
-        self.hbm_s = self.hbm_s + times * cost.hbm_s
-        self.spare_s = self.spare_s + times * cost.spare_s
+        if cost.step.op == "Einsum":
+            self.spare_s = self.spare_s + times * cost.spare_s
         for comm in cost.comms:
-            self.ici_s = self.ici_s + times * comm.bandwidth_s
             self.comm_s = self.comm_s + times * comm.seconds
             if cost.behind:
                 self.behind_s = self.behind_s + times * comm.seconds
             elif comm.additive:
                 self.wait_s = self.wait_s + times * comm.latency_s
+
+    def add_rows(self, other: Totals, row: Ints) -> None:
+        """Add other totals, of which row `row[i]` is for row i."""
+        for name in ("roof_s", "comm_s", "behind_s", "wait_s", "spare_s"):
+            more = getattr(other, name)
+            varies = isinstance(more, np.ndarray) and len(more) > 1
+            setattr(self, name, getattr(self, name) + (more[row] if varies else more))
 
     @property
     def step_s(self) -> Number:
@@ -241,79 +255,6 @@ class Totals:
     def lower_bound_s(self) -> Number:
         """Everything overlaps."""
         return np.maximum(self.roof_s, self.comm_s)
-
-    @property
-    def upper_bound_s(self) -> Number:
-        """Nothing overlaps."""
-        return self.flops_s + self.hbm_s + self.comm_s
-
-    @property
-    def latency_s(self) -> Number:
-        """What hops add to the collectives' bandwidth time."""
-        return self.comm_s - self.ici_s
-
-
-def weight_bytes(scope: ArrayScope) -> Number:
-    """Bytes of the program's weights on one device."""
-    return sum((scope.nbytes(t) for t in scope.program.arguments if t.name in scope.program.weights), 0.0)
-
-
-def cache_bytes(scope: ArrayScope) -> Number:
-    """Bytes of the program's KV caches on one device: a share `kept` of the entries stays after the step."""
-    program = scope.program
-    tensors = {t.name: t for s in reversed(program.steps) for t in (*s.outputs, *s.inputs) if t.name in program.cache}
-    if not tensors:
-        return 0.0
-    return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
-
-
-def peak_activation_bytes(scope: ArrayScope) -> Number:
-    """The most bytes of activations (gathered weights included) that live at once, over the program's steps.
-
-    A step's operands live until their last use; moves and matmuls need source and result at once, everything
-    else works in place. A gather of two dims in one collective needs its result twice, once to reorder it.
-    """
-    program, peak = scope.program, np.zeros((1, 1))
-    last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {
-        program.output.name: len(program.steps)
-    }
-    live: dict[str, Number] = {program.input.name: scope.nbytes(program.input)}
-    for number, step in enumerate(program.steps):
-        made = {t.name: _made(step, t, scope) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
-        sources = {t.name for t in step.inputs}
-        others = {name: size for name, size in live.items() if name not in made and name not in sources}
-        kept = [
-            _beside(step, name, size, scope, last[name] > number and name not in made)
-            for name, size in live.items()
-            if name in sources
-        ]
-        peak = np.maximum(peak, sum(made.values()) + sum(others.values()) + sum(kept) + _reordered(step, scope))
-        live = {name: size for name, size in {**live, **made}.items() if last.get(name, -1) > number}
-    return peak
-
-
-def _made(step: Step, target: Tensor, scope: ArrayScope) -> Number:
-    """Bytes that a step's result adds: none where it only names a stored weight or cache (a gather over nothing)."""
-    stored = scope.classes[target.name] in ("weight", "cache")
-    return scope.nbytes(target) * ((scope.ways(step.axes) > 1) if stored else 1.0)
-
-
-def _beside(step: Step, name: str, size: Number, scope: ArrayScope, needed: bool) -> Number:
-    """Bytes of a step's operand that live beside its result."""
-    if needed or step.op in _READS:
-        return size
-    return size * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
-
-
-def _reordered(step: Step, scope: ArrayScope) -> Number:
-    if step.op != "AllGather":
-        return 0.0
-    total: Number = 0.0
-    for source, target in zip(step.inputs, step.outputs, strict=True):
-        cut = [scope.ways(d.axes[len(target.axes(d.name)) :]) > 1 for d in source.dims if d.axes != target.axes(d.name)]
-        if len(cut) > 1:
-            total = total + scope.nbytes(target) * (sum(np.asarray(c, dtype=np.int64) for c in cut) > 1)
-    return total
 
 
 def check_compute(chip: Chip, compute: str) -> None:

@@ -144,6 +144,13 @@ class Program:
     derived: tuple[tuple[str, str, str], ...] = ()
     requires: tuple[str, ...] = ()
     source: str = field(default="", compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.name, self.phase, self.component, self.steps, self.input)))
+
+    def __hash__(self) -> int:
+        return self._hash  # programs are keys of many caches, and long
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps))

@@ -22,7 +22,7 @@ LARGEST_PADDING = 1.25
 
 @dataclass
 class Fit:
-    """Sizes after padding, and which assignments (rows) and batches (columns) are possible."""
+    """Sizes after padding (of dims that may not be padded, as they are), and which rows and batches are possible."""
 
     sizes: dict[str, Number]
     ok: NDArray[np.bool_]
@@ -67,14 +67,17 @@ def _parts(needs: Requirements, ways: Callable[[Axes], Ints]) -> dict[str, Ints]
 
 
 def _fit_dim(found: Fit, name: str, size: Number, cut: Ints, may_pad: bool) -> Number:
-    padded = -(-size // cut) * cut
+    values, row = np.unique(cut, return_inverse=True)  # few ways: cheaper than dividing every row
+    ways = values[:, None]
+    padded = -(-size // ways) * ways
     if may_pad:
         reason = f"{name} does not divide, and padding it would add more than 25%"
-        found.need(name, reason, padded <= LARGEST_PADDING * size, cut)
+        found.need(name, reason, (padded <= LARGEST_PADDING * size)[row.reshape(-1)], cut)
+        size = padded[row.reshape(-1)]
     else:
-        found.need(name, f"{name} does not divide", padded == size, cut)
-    found.sizes[name] = padded
-    return padded
+        found.need(name, f"{name} does not divide", (padded == size)[row.reshape(-1)], cut)
+    found.sizes[name] = size
+    return size
 
 
 def _fit_heads(
@@ -100,6 +103,6 @@ def _fit_heads(
     if "M" in pad:
         reason = "query heads do not divide, and padding them would add more than 25%"
         found.need("N", reason, padded <= LARGEST_PADDING * M, heads)
+        found.sizes["M"], found.sizes["N"] = padded, padded * K
     else:
         found.need("N", "query heads do not divide", padded == M, heads)
-    found.sizes["M"], found.sizes["N"] = padded, padded * K

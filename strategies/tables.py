@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
-from strategies.cost import (
-    ArrayScope,
-    Speeds,
-    Totals,
-    cache_bytes,
-    peak_activation_bytes,
-    price_steps,
-    weight_bytes,
-)
+from strategies.cost import ArrayScope, Speeds, Totals
+from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.prices import Number
 from strategies.rates import Floats, Ints, Rates
+from strategies.shared import Plays, price_shared
 from strategies.sizes import Fit, fit
 
 Rows = NDArray[np.int8]
@@ -66,16 +61,44 @@ def price_body(
 ) -> Table:
     """Price every assignment of a body; `allowed[i]` are the program axes that mesh axis i may play."""
     choices = (*body.axes, IDLE)
+    rows, plays = _assignments(body, tuple(allowed))
+    fits = [fit_part(part, component, rates, plays.masks, batches) for part in body.parts]
+    ok = np.logical_and.reduce([f.ok for f in fits])
+    rejected = tuple(r for f in fits for r in _rejections(f, component, batches))
+    alive = np.flatnonzero(ok.any(axis=1))
+    total, stored, peak = Totals(), 0.0, 0.0
+    for number, (part, found) in enumerate(zip(body.parts, fits, strict=True)):
+        every = scope_of(part, found.sizes, plays.masks, rates, fast)
+        price_shared(every, part.needs, plays, fast, total, alive)
+        scope = every.take(alive)
+        weights = 0.0 if component.tied and number else weight_bytes(scope)
+        stored = stored + component.times * (weights + cache_bytes(scope))
+        peak = np.maximum(peak, peak_activation_bytes(scope))
+    shape = (len(alive), batches.shape[1])
+    return Table(
+        body,
+        choices,
+        rows[alive],
+        ok[alive],
+        np.broadcast_to(total.step_s, shape),
+        np.broadcast_to(total.wait_s, shape),
+        np.broadcast_to(np.minimum(total.spare_s, fast.prefetch_s), shape),
+        np.broadcast_to(stored, shape),
+        np.broadcast_to(peak, shape),
+        rejected,
+        int(ok.sum()),
+    )
+
+
+@lru_cache(maxsize=256)
+def _assignments(body: Body, allowed: tuple[frozenset[str], ...]) -> tuple[Rows, Plays]:
+    """Every assignment of a body's roles to mesh axes: slices and meshes of equally many axes share them."""
+    choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(allowed))
     for i, names in enumerate(allowed):
         rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
     rows = _required_rows(rows, body, choices)
-    fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in body.parts]
-    ok = np.logical_and.reduce([f.ok for f in fits])
-    rejected = tuple(r for f in fits for r in _rejections(f, component, batches))
-    alive = ok.any(axis=1)
-    rows, ok = rows[alive], ok[alive]
-    return _price_rows(component, body, rates, fast, batches, rows, ok, rejected)
+    return rows, Plays(masks_of(rows, choices), len(rows))
 
 
 def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
@@ -124,39 +147,3 @@ def scope_of(
         shards = _ways(_slot_axes(part), masks, rates)
         extra["C"] = shards * np.ceil(tokens * sizes["k"] / (sizes["experts"] * shards))
     return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)
-
-
-def _price_rows(
-    component: Component,
-    body: Body,
-    rates: Rates,
-    fast: Speeds,
-    batches: Ints,
-    rows: Rows,
-    ok: NDArray[np.bool_],
-    rejected: tuple[tuple[str, str, int, dict[str, float]], ...],
-) -> Table:
-    choices = (*body.axes, IDLE)
-    masks, shape = masks_of(rows, choices), ok.shape
-    total, stored, peak = Totals(), 0.0, 0.0
-    for number, part in enumerate(body.parts):
-        sizes = fit_part(part, component, rates, masks, batches).sizes
-        scope = scope_of(part, sizes, masks, rates, fast)
-        for cost in price_steps(scope, fast):
-            total.add(cost)
-        weights = 0.0 if component.tied and number else weight_bytes(scope)
-        stored = stored + component.times * (weights + cache_bytes(scope))
-        peak = np.maximum(peak, peak_activation_bytes(scope))
-    return Table(
-        body,
-        choices,
-        rows,
-        ok,
-        np.broadcast_to(total.step_s, shape),
-        np.broadcast_to(total.wait_s, shape),
-        np.broadcast_to(np.minimum(total.spare_s, fast.prefetch_s), shape),
-        np.broadcast_to(stored, shape),
-        np.broadcast_to(peak, shape),
-        rejected,
-        int(ok.sum()),
-    )

@@ -29,7 +29,8 @@ from planner.priced import ready
 from planner.pricing import price_layout
 from planner.search import columns
 from strategies.components import IDLE, Body, Component, components
-from strategies.cost import cache_bytes, peak_activation_bytes, price_steps, speeds, weight_bytes
+from strategies.cost import price_steps, speeds
+from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.notation import LayoutError
 from strategies.rates import Rates, tabulate_rates

@@ -47,6 +47,7 @@ def test_steps_sum_to_the_totals(seed: int, bruteforce: ModuleType) -> None:
         cost = plan.cost
         for name in ("flops_s", "hbm_s", "ici_s", "latency_s"):
             assert getattr(cost, name) == pytest.approx(sum(s.layers * getattr(s, name) for s in cost.steps), rel=1e-12)
+        assert cost.upper_bound_s == pytest.approx(cost.flops_s + cost.hbm_s + cost.ici_s + cost.latency_s, rel=1e-12)
         seconds = sum(s.layers * s.seconds for s in cost.steps) - cost.hidden_s
         assert cost.step_s == pytest.approx(seconds, rel=1e-12)
         may_hide = sum(s.layers * (s.latency_s + s.ici_s * s.behind) for s in cost.steps)

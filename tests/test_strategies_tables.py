@@ -11,15 +11,8 @@ from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import Body, Component, Part, components
 from strategies.configs import load_model
-from strategies.cost import (
-    ArrayScope,
-    Totals,
-    cache_bytes,
-    peak_activation_bytes,
-    price_steps,
-    speeds,
-    weight_bytes,
-)
+from strategies.cost import ArrayScope, Totals, price_steps, speeds
+from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.rates import Ints, tabulate_rates
 from strategies.tables import fit_part, masks_of, price_body, scope_of
 from strategies.workload import Dtypes, Workload
@@ -43,10 +36,12 @@ FAST = speeds(V5P.chip, Dtypes(weights="int8"))
 
 def figures(over: ArrayScope) -> list[float]:
     """Everything that the search reads off a program: seconds and bytes."""
-    total = Totals()
-    for cost in price_steps(over, FAST):
+    total, costs = Totals(), list(price_steps(over, FAST))
+    for cost in costs:
         total.add(cost)
-    numbers = (total.roof_s, total.flops_s, total.hbm_s, total.ici_s, total.comm_s, weight_bytes(over))
+    sums = [sum(np.max(getattr(c, name)) for c in costs) for name in ("flops_s", "hbm_s")]
+    bandwidth_s = sum(np.max(comm.bandwidth_s) for c in costs for comm in c.comms)
+    numbers = (total.roof_s, *sums, bandwidth_s, total.comm_s, weight_bytes(over))
     return [float(np.max(n)) for n in (*numbers, cache_bytes(over), peak_activation_bytes(over))]
 
 
