@@ -25,11 +25,18 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import price as price
     from planner.api import roofline as roofline
+    from planner.fleet import NoFleet as NoFleet
+    from planner.fleet import fleet as fleet
+    from planner.fleet_types import Fleet as Fleet
+    from planner.fleet_types import Traffic as Traffic
     from planner.plan import Plan as Plan
     from planner.planfile import PlanFile as PlanFile
     from planner.planfile import read_plan as read_plan
     from planner.scores import Validation as Validation
+    from planner.serve import serve as serve
+    from planner.serving import Serving as Serving
     from planner.solve import NothingFits as NothingFits
+    from planner.targets import Targets as Targets
     from planner.validate import validate as validate
     from strategies.configs import load_model as load_model
     from strategies.models import Model as Model
@@ -37,14 +44,20 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Chip": "mesh.chips",
+    "Fleet": "planner.fleet_types",
     "InputError": "mesh.errors",
     "Model": "strategies.models",
+    "NoFleet": "planner.fleet",
     "NothingFits": "planner.solve",
     "Plan": "planner.plan",
     "PlanFile": "planner.planfile",
     "RooflineTable": "strategies.rooftable",
+    "Serving": "planner.serving",
     "Slice": "mesh.slices",
     "Validation": "planner.scores",
+    "Targets": "planner.targets",
+    "Traffic": "planner.fleet_types",
+    "fleet": "planner.fleet",
     "load_chip": "mesh.chips",
     "load_model": "strategies.configs",
     "parse_slice": "mesh.slices",
@@ -52,6 +65,7 @@ _HOMES = {
     "price": "planner.api",
     "read_plan": "planner.planfile",
     "roofline": "planner.api",
+    "serve": "planner.serve",
     "validate": "planner.validate",
 }
 _PACKAGES = ("mesh", "strategies", "planner", "executor")

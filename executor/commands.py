@@ -9,7 +9,7 @@ import typer
 
 from mesh.errors import InputError
 from planner.commands import SCHEMAS
-from planner.commands_validate import app
+from planner.commands_fleet import app
 from planner.options import FORMATS, PROGRESS, ChipFile, Format, Output, Pick, Programs, number, one_of, whole, words
 from planner.output import progress_line, show, write
 

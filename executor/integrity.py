@@ -14,6 +14,7 @@ from mesh.errors import InputError
 from planner.given import layout_of
 from planner.plan import Plan
 from planner.pricing import price_layout
+from planner.serve_replicas import on_slices
 from strategies.cost import speeds
 from strategies.notation import Program
 
@@ -42,7 +43,8 @@ def recomputed(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None =
     """The plan that the plan's model, slice, workload and layouts give; raises `InputError` where they give none."""
     layout, slice_, work = layout_of(plan, programs, chip)
     fast = speeds(slice_.chip, work.dtypes)
-    return price_layout(layout, slice_, plan.model, work, plan.batch, plan.padded_batch, fast)
+    again = price_layout(layout, slice_, plan.model, work, plan.batch, plan.padded_batch, fast)
+    return on_slices(again, plan.num_slices)
 
 
 def _differences(path: str, said: Any, computed: Any) -> Iterator[Finding]:

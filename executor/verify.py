@@ -221,4 +221,5 @@ def _summary(plan: Plan, processes: int) -> str:
     mesh = " ".join(f"{n}{s}" for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
     work = f"{plan.phase} at batch {plan.batch}, context {plan.context}"
     by = f", in {processes} processes" if processes > 1 else ""
-    return f"{plan.model.name}, {work}, on {plan.slice} as {mesh or '1'}{by}"
+    of = f", one of {plan.num_slices} equal slices" if plan.num_slices > 1 else ""
+    return f"{plan.model.name}, {work}, on {plan.slice}{of} as {mesh or '1'}{by}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mesh.chips import chip_names, read_chip
-from mesh.errors import InputError
-from mesh.slices import Slice, parse_slice
+from mesh.slices import Slice
 from planner.accuracy import slice_at
 from planner.given import price_given
 from planner.planfile import PlanFile
+from planner.ranges import chosen_slices, named_slice
 from planner.request import Request
+from planner.serve_replicas import batches_per_slice, replicated
 from planner.solve import make_plan
+from planner.targets import Prices, Targets
 from planner.version import VERSION
 from strategies.configs import load_model
 from strategies.layoutfile import read_layout
@@ -23,15 +24,17 @@ from strategies.workload import Dtypes, Workload
 
 BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
 CONTEXT = 8192
-CALIBRATED_CHIPS = ("cpu", "gpu", "tpu")
+AUTO = "auto"
 
 
 def plan(
     model: Model | str | Path,
-    slices: Sequence[Slice | str] | Slice | str,
+    slices: Sequence[Slice | str] | Slice | str = (),
     *,
+    chips: Sequence[str] | str = (),
+    chip_counts: tuple[int, int | None] | None = None,
     phase: str = "decode",
-    batches: Sequence[int] | None = None,
+    batches: Sequence[int] | str | None = None,
     context: int = CONTEXT,
     weights: str = "bf16",
     kv: str = "bf16",
@@ -41,31 +44,60 @@ def plan(
     fix: Mapping[str, Mapping[str, str]] | None = None,
     programs: Sequence[str | Path] = (),
     top: int = 5,
+    num_slices: int = 1,
+    solver: str = "exhaustive",
+    solver_seconds: float | None = None,
+    targets: Targets | None = None,
+    prices: Prices | None = None,
+    cuts: str = "two",
+    workers: int | None = None,
     chip_file: str | Path | None = None,
     constants: str = "chip",
     progress: Callable[[str], None] = lambda _: None,
 ) -> PlanFile:
     """The best layouts of a model on one or several slices, best first.
 
+    `slices` are those named; `chips` adds every legal slice of these with a number of chips in `chip_counts` (ends
+    included; None: no end), and then only the best batch of each slice has a plan. `batches` "auto": powers of two and
+    the largest that fits each slice. Plans meet all `targets`; `prices` are dollars per chip and hour, by chip name.
+    `cuts`: how torus axes are cut, see `planner.meshes`; `workers`: processes (None: one per core).
     `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
     axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
     chip in `chip_file` are known, too. `constants`: what estimates take programs to reach: "chip" (the chip's own),
-    "data-sheet", or the name of a data set to which they were fitted.
+    "data-sheet", or the name of a data set to which they were fitted. `solver` "cp-sat" proves the best of each slice
+    and batch by CP-SAT, without runners-up, each within `solver_seconds` (None: no limit).
+    `num_slices`: equal slices joined by DCN, over which each batch is cut (data parallel).
     Raises InputError on bad input and NothingFits where no layout fits.
     """
+    named = [slices] if isinstance(slices, str | Slice) else slices
+    targets = targets or Targets()
+    auto = batches == AUTO
+    counted = batches_per_slice(batches or (), num_slices) if not isinstance(batches, str) else ()
     request = Request(
         model=_model(model),
-        slices=[
-            slice_at(_slice(one, chip_file), constants)
-            for one in ([slices] if isinstance(slices, str | Slice) else slices)
-        ],
-        work=_work(phase, batches, context, weights, kv, activations, compute),
+        slices=chosen_slices(
+            named,
+            [chips] if isinstance(chips, str) else chips,
+            chip_counts,
+            chip_file=chip_file,
+            constants=constants,
+            most_chips=targets.max_chips,
+        ),
+        work=_work(phase, (1,) if auto else counted or None, context, weights, kv, activations, compute),
+        targets=targets,
+        prices=prices or {},
+        cuts=cuts,
+        auto=auto,
+        per_slice=bool(chips),
+        workers=workers,
         objective=objective,
         top=top,
+        solver=solver,
+        solver_seconds=solver_seconds,
         fixed={name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()},
         programs=_programs(programs),
     )
-    return make_plan(request, VERSION, progress)
+    return replicated(make_plan(request, VERSION, progress), num_slices)
 
 
 def price(
@@ -90,7 +122,7 @@ def price(
     Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
     """
     work = _work(phase, batches, context, weights, kv, activations, compute)
-    slice_ = slice_at(_slice(slice_, chip_file), constants)
+    slice_ = slice_at(named_slice(slice_, chip_file), constants)
     return price_given(_model(model), slice_, work, Path(layout), _programs(programs), VERSION, pick)
 
 
@@ -110,7 +142,7 @@ def roofline(
     work = _work("decode", batches, context, weights, kv, "bf16", compute)
     return roofline_table(
         _model(model),
-        _slice(slice_, chip_file),
+        named_slice(slice_, chip_file),
         context=work.context,
         batches=work.batches,
         weights=weights,
@@ -122,23 +154,6 @@ def roofline(
 
 def _model(model: Model | str | Path) -> Model:
     return model if isinstance(model, Model) else load_model(model)
-
-
-def _slice(one: Slice | str, chip_file: str | Path | None = None) -> Slice:
-    """The slice of that name: of the chip in the file where it has the name, else of a built-in chip."""
-    if not isinstance(one, str):
-        return one
-    name = one.partition(":")[0].strip().lower()
-    if chip_file is None:
-        if name in CALIBRATED_CHIPS:
-            raise InputError(f"slice {one!r}: a chip that `meshwright calibrate` makes; pass its --chip-file")
-        return parse_slice(one)
-    own = read_chip(Path(chip_file))
-    if name == own.name.lower():
-        return parse_slice(one, own)
-    if name not in chip_names():
-        raise InputError(f"slice {one!r}: neither the chip of '{chip_file}', which is {own.name!r}, nor a built-in one")
-    return parse_slice(one)
 
 
 def _programs(paths: Sequence[str | Path]) -> tuple[Program, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
-from planner.meshes import Mesh
+from planner.meshes import TWO, Mesh
 from strategies.components import Component
 from strategies.cost import Speeds
 from strategies.workload import Workload
@@ -45,6 +45,7 @@ class Found:
     least_bytes: dict[int, float] = field(default_factory=dict)
     candidates: int = 0
     evaluations: int = 0
+    interrupted: bool = False
 
     def reject(self, component: str, reason: str, count: int, example: dict[str, float]) -> None:
         """Count assignments that a reason rules out; keep the first example."""
@@ -54,7 +55,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Problem:
-    """One slice, its workload, and the components to lay out; `fixed` limits roles per component and axis."""
+    """One slice, its workload, and the components to lay out; `fixed` limits roles per component and axis.
+
+    `cuts`: which meshes, see `planner.meshes`.
+    """
 
     slice_: Slice
     work: Workload
@@ -62,6 +66,7 @@ class Problem:
     fast: Speeds
     usable_bytes: float
     fixed: Mapping[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
+    cuts: str = TWO
 
 
 def order_key(choice: Choice) -> tuple[object, ...]:

@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 
 from planner.options import (
-    FORMATS,
-    PROGRESS,
     Activations,
     Batches,
     Cache,
@@ -26,14 +24,11 @@ from planner.options import (
     Programs,
     Slices,
     Weights,
-    fixed_roles,
-    one_of,
     one_slice,
     whole,
     wholes,
-    words,
 )
-from planner.output import progress_line, show, show_nothing, show_plans, write
+from planner.output import show, show_plans, write
 
 app = typer.Typer(
     help="Choose how a Transformer is sharded for inference on a TPU mesh, and say why.",
@@ -144,67 +139,6 @@ def roofline(
         chip_file=chip_file,
     )
     show(table, lambda: report_roofline.report(table), style)
-
-
-@app.command()
-def plan(
-    model: ModelName,
-    slices: Slices,
-    phase: Phase = "decode",
-    batches: Batches = None,
-    context: Context = "8192",
-    weights: Weights = "bf16",
-    kv: Cache = "bf16",
-    activations: Activations = "bf16",
-    compute: Compute = None,
-    objective: Annotated[
-        str, typer.Option(metavar="latency|throughput", help="Throughput is per chip.")
-    ] = "throughput",
-    fix: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COMPONENT=AXIS:ROLE,...", help="Roles that torus axes must have: attention=Z:B,Y:K."),
-    ] = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    constants: Constants = "chip",
-    top: Annotated[
-        str, typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included.")
-    ] = "5",
-    progress: Annotated[
-        str, typer.Option(metavar="auto|never", help="Progress on stderr, if that is a terminal.")
-    ] = "auto",
-    output: Output = None,
-    style: Format = "table",
-) -> int:
-    """Find the best layouts of a model on one or several slices, and say why they are."""
-    from planner import api
-    from planner.solve import NothingFits
-
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
-    try:
-        with progress_line(progress) as say:
-            found = api.plan(
-                model,
-                words("--slice", slices),
-                phase=phase,
-                batches=wholes("--batch", batches) if batches else None,
-                context=whole("--context", context),
-                weights=weights,
-                kv=kv,
-                activations=activations,
-                compute=compute,
-                objective=objective,
-                fix=fixed_roles(fix or ()),
-                programs=program or (),
-                chip_file=chip_file,
-                constants=constants,
-                top=whole("--top", top),
-                progress=say,
-            )
-    except NothingFits as nothing:
-        return show_nothing(nothing, style)
-    return show_plans(found, style, output)
 
 
 @app.command()

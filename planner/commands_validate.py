@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands import SCHEMAS, app
+from planner.commands import SCHEMAS
+from planner.commands_plan import app
 from planner.options import PROGRESS, one_of, words
 from planner.output import progress_line, write
 

@@ -210,8 +210,8 @@ def playing(
     to_code = _READ if side == "entry" else _GIVE
     masks = glue_masks(
         part,
-        np.array([[to_code[e] for e in ends]]).reshape(1, -1),
-        np.array([[_READ[r] for r in residual]]).reshape(1, -1),
+        np.array([[to_code[e] for e in ends]], dtype=np.int64).reshape(1, -1),
+        np.array([[_READ[r] for r in residual]], dtype=np.int64).reshape(1, -1),
         side,
     )
     return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks.items()}

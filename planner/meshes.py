@@ -1,37 +1,71 @@
-"""Which meshes a slice is searched on: each physical axis cut into at most two pieces, at most four pieces in all.
+"""Which meshes a slice is searched on: how its physical axes are cut into mesh axes.
 
-A layout that gives both pieces of an axis equal roles is the layout of the uncut axis, so a finer mesh covers
+`two` (the default): each physical axis into at most two pieces, at most four pieces in all. `all`: into as many pieces
+as its length has prime factors, in every order. `none`: whole physical axes, the meshes that `jax.make_mesh` gives
+without splitting physical axes.
+
+A layout that gives adjacent pieces of an axis equal roles is the layout of the uncut axis, so a finer mesh covers
 the coarser ones: only the finest cuts are listed. Physical axes of equal length and kind are interchangeable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
 
+from mesh.errors import InputError
 from mesh.pieces import Piece, cuts
 from mesh.slices import Slice
 
-MOST_AXES = 4
+CUTS = TWO, ALL, NONE = "two", "all", "none"
+MOST_AXES, MOST_AXES_OF_ALL = 4, 7
 
 Mesh = tuple[Piece, ...]
 
 
-def meshes(slice_: Slice) -> tuple[Mesh, ...]:
-    """The meshes to search: tuples of pieces, by physical axis and then minor piece first."""
+def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
+    """The meshes to search: tuples of pieces, by physical axis and then minor piece first.
+
+    Raises `InputError` where `all` cuts would give more mesh axes than can be searched.
+    """
     sizes = [axis.size for axis in slice_.axes]
     real = [i for i, size in enumerate(sizes) if size > 1]
-    room = MOST_AXES - len(real)
     seen: dict[object, Mesh] = {}
-    for choice in product(*(_options(sizes[i]) for i in real)):
-        if sum(len(option) - 1 for option in choice) == min(room, sum(1 for i in real if cuts(sizes[i]))):
-            mesh = tuple(_pieces(dict(zip(real, choice, strict=True))))
-            seen.setdefault(_symmetric(slice_, real, choice), mesh)
-    return tuple(seen.values())
+    for choice in _choices([sizes[i] for i in real], how):
+        mesh = tuple(_pieces(dict(zip(real, choice, strict=True))))
+        seen.setdefault(_symmetric(slice_, real, choice), mesh)
+    found = tuple(seen.values())
+    if len(found[0]) > MOST_AXES_OF_ALL:
+        raise InputError(
+            f"--cuts {how}: {slice_.name} would have {len(found[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
+            "expected a smaller slice, such as one of 64 chips"
+        )
+    return found
 
 
-def _options(size: int) -> list[tuple[int, ...]]:
-    return [(size,), *cuts(size)]
+def _choices(sizes: Sequence[int], how: str) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """The sizes of the pieces of each axis, minor first."""
+    if how == NONE:
+        yield tuple((size,) for size in sizes)
+    elif how == ALL:
+        yield from product(*(sorted(set(permutations(_primes(size)))) for size in sizes))
+    else:
+        cut = min(MOST_AXES - len(sizes), sum(1 for size in sizes if cuts(size)))
+        options = product(*([(size,), *cuts(size)] for size in sizes))
+        yield from (choice for choice in options if sum(len(option) - 1 for option in choice) == cut)
+
+
+def _primes(size: int) -> tuple[int, ...]:
+    """
+    >>> _primes(12)
+    (2, 2, 3)
+    """
+    found = []
+    for prime in range(2, size + 1):
+        while size % prime == 0:
+            found.append(prime)
+            size //= prime
+    return tuple(found)
 
 
 def _pieces(choice: dict[int, tuple[int, ...]]) -> Iterator[Piece]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from planner.report_text import Block
     from planner.solve import NothingFits
 
-NOTHING_FITS = 1
+NOTHING_FITS, INTERRUPTED = 1, 130
 Blocks = Callable[[], "Sequence[Block]"]
 
 

@@ -168,6 +168,8 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `reached`: what the estimate takes programs to reach; None: the data sheet. `prefetch_s`: how long weights can be
     read ahead in a layer. `accuracy`: the estimate's error bar; None: it is uncalibrated.
+    `num_slices`: so many such slices, joined by DCN, run the plan, each on a batch of its own; throughput is of all,
+    everything else (chips, batch, memory) of one.
     `activation_specs` are for `jax.lax.with_sharding_constraint`, in program order: `group/component/Q` is the first
     type of Q, `Q@2` the next one of the same tensor. A first dim U holds the parts of a sum that is taken later.
     """
@@ -195,3 +197,4 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory: Memory
     throughput: Throughput
     constants: tuple[Constant, ...]
+    num_slices: int = 1

@@ -9,7 +9,11 @@ from typing import Any
 import msgspec
 
 from mesh.errors import InputError
+from planner.coupled_proof import Solver
+from planner.fleet_types import Fleet
+from planner.frontier_types import Frontier
 from planner.plan import Plan, Value
+from planner.serving import Serving
 
 SCHEMA = "meshwright.plan/1"
 
@@ -30,16 +34,24 @@ class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the search covered (`candidates`: layouts) and priced (`evaluations`: programs), and its proof."""
+    """What the search covered (`candidates`: layouts) and priced (`evaluations`: programs), and its proof.
+
+    `wall_s` is of the whole plan, pricing the best in full included; `evaluations_per_s` of the search of all slices.
+    """
 
     candidates: int
     evaluations: int
     wall_s: float
     proved_optimal: str
+    evaluations_per_s: float = 0.0
 
 
-class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `plan` prints as JSON and writes with `-o`; plans are best first."""
+class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What `plan` prints as JSON and writes with `-o`; plans are best first.
+
+    `targets`: those that all plans meet, as the command line says them; `prices`: dollars per chip and hour. Fields that
+    have their default are left out of the file.
+    """
 
     schema: str
     tool_version: str
@@ -48,6 +60,12 @@ class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rejected: tuple[Rejected, ...]
     search: Search
     notes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    prices: dict[str, float] = msgspec.field(default_factory=dict)
+    solver: Solver | None = None
+    serving: Serving | None = None
+    fleet: Fleet | None = None
+    frontier: Frontier | None = None
 
 
 def encode(value: object) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 
 from planner.compare import QUANTITIES, Comparison, compare
 from planner.plan import Constant, LayoutOf, Plan
 from planner.planfile import PlanFile, Rejected
 from planner.report_text import Block, Lines, Table, digits, gb, ms
+from planner.targets import Prices, dollars_per_million_tokens, price_of
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = ("attention", "MLP")
@@ -15,21 +17,26 @@ _IN_COLUMN = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block"
 _OBJECTIVES = {
     "throughput": "; most tokens per second and chip first",
     "latency": "; shortest step first",
+    "cost": "; cheapest tokens first",
     "given": "; the layout that was given",
 }
 
 
 def report(file: PlanFile) -> list[Block]:
     """The whole report of what `plan` or `price` found."""
+    if file.serving is not None:
+        from planner import report_serve
+
+        return report_serve.report(file, file.serving)
     best = file.plans[0]
     return [
-        Lines("", [title(best, file.objective)]),
-        plan_table(file.plans),
+        Lines("", [title(best, file.objective), *targets_text(file.targets)]),
+        plan_table(file.plans, file.prices),
         Lines("Details of plan 1", details(best)),
         Lines("Why the runner-up lost", _runner_up(file)),
         Lines("Notes", [*file.notes, *_over_memory(file)]),
         rejected_table(file.rejected),
-        Lines("Search and constants", [*_search(file), *_constants(best)]),
+        Lines("Search and constants", [*_search(file), *constants_of(best)]),
     ]
 
 
@@ -43,30 +50,47 @@ def title(plan: Plan, objective: str) -> str:
     )
 
 
-def plan_table(plans: Sequence[Plan]) -> Table:
-    """One line per plan."""
+def targets_text(targets: Sequence[str]) -> list[str]:
+    """What every plan meets, in one line; nothing where no target was given."""
+    return [f"every plan meets {', '.join(targets)}"] if targets else []
+
+
+def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> Table:
+    """One line per plan; with prices, also what a million tokens cost."""
     step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch:"
     headers = (
         "plan", "slice", "mesh", *_COLUMNS, "batch", f"{step} lower", "estimate", "upper", "tokens/s", "per chip",
-        "HBM GB used / usable per device", "bound by",
+        *(["$ per million tokens"] if prices else []), "HBM GB used / usable per device", "bound by",
     )  # fmt: skip
-    return Table("", headers, [_plan_row(number, plan) for number, plan in enumerate(plans, 1)])
+    return Table("", headers, [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)])
 
 
-def _plan_row(number: int, plan: Plan) -> list[str]:
+def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
     cost, memory, rate = plan.cost, plan.memory, plan.throughput
     return [
         str(number),
-        plan.slice,
+        several(plan, plan.slice),
         mesh_text(plan),
         *(layout_text(plan, column) for column in _COLUMNS),
-        str(plan.batch),
+        several(plan, str(plan.batch)),
         *map(ms, (cost.lower_bound_s, cost.step_s, cost.upper_bound_s)),
         digits(rate.tokens_per_s),
         digits(rate.tokens_per_s_per_chip),
+        *([digits(dollars(plan, prices))] if prices else []),
         f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}",
         bound_text(cost.bound_by),
     ]
+
+
+def dollars(plan: Plan, prices: Prices) -> float:
+    """What a million tokens of the plan cost."""
+    price = price_of(prices, plan.slice.partition(":")[0])
+    return nan if price is None else dollars_per_million_tokens(price, plan.throughput.tokens_per_s_per_chip)
+
+
+def several(plan: Plan, text: str) -> str:
+    """What each of several slices has: `2 x v5e:16x16`."""
+    return f"{plan.num_slices} x {text}" if plan.num_slices > 1 else text
 
 
 def bound_text(bound: str) -> str:
@@ -202,7 +226,8 @@ def _search(file: PlanFile) -> list[str]:
     ]
 
 
-def _constants(best: Plan) -> list[str]:
+def constants_of(best: Plan) -> list[str]:
+    """What the estimates take programs to reach, and whether that was measured."""
     reached = best.reached
     if reached is None:
         return constants_lines(best.constants)

@@ -13,7 +13,9 @@ from planner.version import VERSION
 
 
 def line(nothing: NothingFits) -> str:
-    """Why, and the smallest slice that would do."""
+    """Why, and the smallest slice that would do; nothing of slices where no layout was ruled out (serving)."""
+    if not nothing.rejected and nothing.smallest is None:
+        return str(nothing)
     larger = f"the smallest slice of that chip on which it fits is {nothing.smallest}"
     return f"{nothing}; {larger if nothing.smallest else 'no larger slice of that chip does either'}"
 

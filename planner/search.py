@@ -33,10 +33,18 @@ def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
 
 
 def search(problem: Problem, top: int) -> Found:
-    """The best `top` layouts of every batch on one slice."""
+    """The best `top` layouts of every batch on one slice.
+
+    An interrupt ends it with the best so far, `Found.interrupted`; a `KeyboardInterrupt` where there is none yet.
+    """
     found = Found()
-    for mesh in meshes(problem.slice_):
-        _search_mesh(problem, mesh, top, found)
+    try:
+        for mesh in meshes(problem.slice_, problem.cuts):
+            _search_mesh(problem, mesh, top, found)
+    except KeyboardInterrupt:
+        if not any(found.choices.values()):
+            raise
+        found.interrupted = True
     for batch, choices in found.choices.items():
         found.choices[batch] = distinct(choices, problem, top)
     return found
@@ -52,6 +60,7 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     state = states(len(mesh), problem.work.phase)
     board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
+    found.evaluations += board.evaluations
     for column, (batch, _) in enumerate(pairs):
         board.best(column, top, found.choices.setdefault(batch, []))
         least = board.least_bytes(column)

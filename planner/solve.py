@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 
 from mesh.slices import Slice, slices_of
 from planner.choices import OVER_MEMORY, Found
+from planner.coupled_proof import proved
+from planner.meeting import check_phase, meeting, why_none
 from planner.notes import cache_note
 from planner.planfile import SCHEMA, Example, PlanFile, Rejected, Search
-from planner.request import Progress, Request, make_problem
+from planner.request import EXHAUSTIVE, Progress, Request, make_problem
 from planner.search import search
-from planner.sweep import Candidate, price_candidate, sweep
+from planner.sweep import Candidate, Sweep, price_candidate, sweep
+from planner.targets import Targets, dollars_per_million_tokens, price_of
 from strategies.workload import Workload
+
+INTERRUPTED = "interrupted"
 
 
 class NothingFits(Exception):
@@ -27,15 +33,22 @@ class NothingFits(Exception):
 def make_plan(request: Request, version: str, progress: Progress = lambda _: None) -> PlanFile:
     """Search every slice and batch. Raises `NothingFits` where no layout fits, `InputError` on bad input.
 
-    `plans` holds the best layout of every slice and batch, and the runners-up (`top` in all) of the best of these.
+    `plans` holds the best layout of every slice and batch that meets the targets (`per_slice`: of every slice), and the
+    runners-up (`top` in all) of the best of these.
     """
+    check_phase(request)
     started = time.perf_counter()
     swept = sweep(request, progress)
-    found, bests = dict(swept.found), sorted(swept.bests, key=lambda c: _rank(c, request))
-    rejected = _rejected(found)
+    covered = _Covered(swept, started, time.perf_counter())
+    fitting = sorted(swept.bests, key=lambda c: _rank(c, request))
+    if not fitting:
+        raise _nothing_fits(request, swept.found, _rejected(swept.found), covered.search())
+    bests = meeting(fitting, request)
     if not bests:
-        raise _nothing_fits(request, found, rejected, _covered(found, started))
-    runners, found["again"] = _runners_up(request, bests[0], progress)
+        raise NothingFits(why_none(fitting, request), (), None, covered.search())
+    if request.per_slice:
+        bests = _first_of_each_slice(bests)
+    runners, again = ([bests[0]], Found()) if swept.interrupted else _runners_up(request, bests[0], progress)
     ranked = sorted((*runners, *bests[1:]), key=lambda c: _rank(c, request))
     plans = tuple(price_candidate(c, request) for c in ranked)
     note = cache_note(ranked[0].problem, request.model, tuple(request.programs), ranked[0].choice, plans[0])
@@ -44,34 +57,61 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         tool_version=version,
         objective=request.objective,
         plans=plans,
-        rejected=rejected,
-        search=_covered(found, started),
-        notes=(*((note,) if note else ()), *_unfit_notes(found, bests)),
+        rejected=_rejected(swept.found),
+        search=covered.search(again),
+        notes=(*((note,) if note else ()), *_unfit_notes(swept.found, fitting, request)),
+        targets=request.targets.words,
+        prices=dict(request.prices),
+        solver=swept.solver,
     )
 
 
-def _covered(found: Mapping[str, Found], started: float) -> Search:
-    return Search(
-        candidates=sum(f.candidates for name, f in found.items() if name != "again"),
-        evaluations=sum(f.evaluations for f in found.values()),
-        wall_s=time.perf_counter() - started,
-        proved_optimal="exhaustive",
-    )
+@dataclass(frozen=True)
+class _Covered:
+    """What a sweep covered, between two moments."""
+
+    swept: Sweep
+    started: float
+    ended: float
+
+    def search(self, again: Found | None = None) -> Search:
+        """As the plan file says it; `again`: the second search, for the runners-up."""
+        found = self.swept.found.values()
+        evaluations = sum(f.evaluations for f in found)
+        solver, interrupted = self.swept.solver, self.swept.interrupted
+        return Search(
+            candidates=sum(f.candidates for f in found),
+            evaluations=evaluations + (again.evaluations if again else 0),
+            wall_s=time.perf_counter() - self.started,
+            proved_optimal=proved(solver) if solver else INTERRUPTED if interrupted else EXHAUSTIVE,
+            evaluations_per_s=evaluations / max(self.ended - self.started, 1e-9),
+        )
 
 
-def _unfit_notes(found: Mapping[str, Found], bests: Sequence[Candidate]) -> list[str]:
-    """One line for each slice on which some of the batches fit in no layout."""
-    notes = []
+def _unfit_notes(found: Mapping[str, Found], fitting: Sequence[Candidate], request: Request) -> list[str]:
+    """One line for each slice on which some of the batches fit in no layout, and for slices on which none does."""
+    notes, never = [], []
     for name, one in found.items():
-        fits = {c.choice.batch for c in bests if c.slice_.name == name}
+        fits = {c.choice.batch for c in fitting if c.slice_.name == name}
         unfit = sorted(batch for batch in one.choices if batch not in fits)
-        if name != "again" and unfit:
+        if request.per_slice and not fits:
+            never.append(name)
+        elif unfit:
             notes.append(f"{name}: no layout fits batch {', '.join(map(str, unfit))}")
+    if never:
+        notes.append(f"no layout fits any of the batches on {', '.join(never)}")
     return notes
 
 
+def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
+    first: dict[str, Candidate] = {}
+    for candidate in ranked:
+        first.setdefault(candidate.slice_.name, candidate)
+    return list(first.values())
+
+
 def _runners_up(request: Request, best: Candidate, progress: Progress) -> tuple[list[Candidate], Found]:
-    if request.top == 1:
+    if request.top == 1 or request.solver != EXHAUSTIVE:
         return [best], Found()
     progress(f"ranking the runners-up on {best.slice_.name}")
     work = Workload(
@@ -87,11 +127,13 @@ def _runners_up(request: Request, best: Candidate, progress: Progress) -> tuple[
 
 def _rank(candidate: Candidate, request: Request) -> tuple[object, ...]:
     choice, speed = candidate.choice, candidate.tokens_per_s_per_chip
-    first = (
-        (-float(f"{speed:.12g}"), choice.step_s)
-        if request.objective == "throughput"
-        else (float(f"{choice.step_s:.12g}"), -speed)
-    )
+    if request.objective == "latency":
+        first = (float(f"{choice.step_s:.12g}"), -speed)
+    elif request.objective == "cost":
+        price = price_of(request.prices, candidate.slice_.chip.name) or inf
+        first = (float(f"{dollars_per_million_tokens(price, speed):.12g}"), choice.step_s)
+    else:
+        first = (-float(f"{speed:.12g}"), choice.step_s)
     return (*first, candidate.slice_.chips, candidate.slice_.name, choice.batch, choice.total_bytes)
 
 
@@ -137,7 +179,9 @@ def _smallest(request: Request, slice_: Slice, batch: int) -> str | None:
     )
     for larger in slices_of(slice_.chip):
         if larger.chips > slice_.chips:
-            problem = make_problem(replace(request, work=work, slices=(larger,), fixed=None), larger)
+            problem = make_problem(
+                replace(request, work=work, slices=(larger,), fixed=None, targets=Targets(), auto=False), larger
+            )
             if search(problem, 1).choices.get(batch):
                 return larger.name
     return None

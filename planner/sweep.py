@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from mesh.slices import Slice
 from planner.choices import Choice, Found, Problem
+from planner.coupled_proof import Solver
+from planner.largest import largest_batch
 from planner.layout import Layout, from_choice
+from planner.parallel import in_parallel
 from planner.plan import Plan
 from planner.pricing import price_layout
-from planner.request import Progress, Request, make_problem
+from planner.request import CP_SAT, Progress, Request, make_problem
 from planner.search import search
 
 
@@ -40,21 +45,69 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was found by slice name, and the best candidate of every slice and batch that has one."""
+    """What was found by slice name, and the best candidate of every slice and batch that has one.
+
+    `solver`: what CP-SAT proved, where it chose; None: the search was exhaustive. `interrupted`: not all was searched.
+    """
 
     found: Mapping[str, Found]
     bests: tuple[Candidate, ...]
+    solver: Solver | None = None
+    interrupted: bool = False
 
 
 def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
-    """Search every slice and batch of the request; by slice, then batch."""
-    found, bests = {}, []
-    for slice_ in request.slices:
-        progress(f"searching {slice_.name}")
-        problem = make_problem(request, slice_)
-        found[slice_.name] = search(problem, 1)
-        bests += [Candidate(slice_, problem, c) for cs in found[slice_.name].choices.values() for c in cs[:1]]
-    return Sweep(found, tuple(bests))
+    """Search every slice and batch of the request; by slice, then batch.
+
+    An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
+    """
+    if request.solver == CP_SAT:
+        from planner.coupled_sweep import sweep_coupled
+
+        return sweep_coupled(request, progress)
+    problems: list[Problem] = []
+    found: dict[str, Found] = {}
+    try:
+        for problem, one in _searched(request, progress):
+            problems.append(problem)
+            found[problem.slice_.name] = one
+            if one.interrupted:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if not any(cs for one in found.values() for cs in one.choices.values()):
+            raise
+    bests = [
+        Candidate(problem.slice_, problem, c)
+        for problem in problems
+        for choices in found[problem.slice_.name].choices.values()
+        for c in choices[:1]
+    ]
+    interrupted = len(found) < len(request.slices) or any(one.interrupted for one in found.values())
+    return Sweep(found, tuple(bests), interrupted=interrupted)
+
+
+def _searched(request: Request, progress: Progress) -> Iterator[tuple[Problem, Found]]:
+    """Each slice's problem and what was found, in the order of the request."""
+    problems = [_with_batches(request, slice_) for slice_ in request.slices]
+    results = in_parallel(problems, search_best, request.workers)
+    for problem in problems:
+        progress(f"searching {problem.slice_.name}")
+        yield problem, next(results)
+
+
+def search_best(problem: Problem) -> Found:
+    """The best layout of every batch."""
+    return search(problem, 1)
+
+
+def _with_batches(request: Request, slice_: Slice) -> Problem:
+    """The problem of a slice; with automatic batches, powers of two and the largest that fits."""
+    if not request.auto:
+        return make_problem(request, slice_)
+    largest = largest_batch(request, slice_) or 1
+    powers = (1 << i for i in range(largest.bit_length()))
+    work = msgspec.structs.replace(request.work, batches=tuple(dict.fromkeys((*powers, largest))))
+    return make_problem(replace(request, work=work), slice_)
 
 
 def price_candidate(candidate: Candidate, request: Request) -> Plan:

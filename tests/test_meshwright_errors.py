@@ -31,7 +31,7 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 USAGE = {
     "": "Missing command; see 'meshwright --help'",
     "plan": "Missing argument 'MODEL'; see 'meshwright plan --help'",
-    "plan llama-3.1-8b": "Missing option '--slice'; see 'meshwright plan --help'",
+    "roofline llama-3.1-8b": "Missing option '--slice'; see 'meshwright roofline --help'",
     "price llama-3.1-8b --slice v5e:2x2": "Missing option '--layout'; see 'meshwright price --help'",
     "plam": "No such command 'plam'",
     "plan llama-3.1-8b --slyce v5e:2x2": "No such option: --slyce",
@@ -68,7 +68,8 @@ VALUES = {
     "--kv q4": "dtype 'q4' is not known; expected one of: f32, bf16, f16, fp8, int8, int4",
     "--activations half": "dtype 'half' is not known; expected one of: f32, bf16, f16, fp8, int8, int4",
     "--phase train": "phase 'train' is not known; expected decode or prefill",
-    "--objective cost": "objective 'cost' is not known; expected throughput or latency",
+    "--objective cost": "objective 'cost' needs --price-per-chip-hour, such as 1.2 or v5e=1.2,v6e=2.7",
+    "--objective speed": "objective 'speed' is not known; expected throughput, latency, cost",
     "--format xml": "--format 'xml': expected table, json or markdown",
     "--progress yes": "--progress 'yes': expected auto or never",
     "--slice v5e:3x4": "slice 'v5e:3x4': v5e has no slice 3x4; nearest: v5e:4x4, v5e:2x4, v5e:4x8",

@@ -1,0 +1,184 @@
+"""`fits`: per slice the largest batch at a context and the largest context at a batch, and what runs out.
+
+Largest numbers are exact (`planner.largest`). What devices then hold is of one layout that fits, priced in full: of
+those the search's tables have, one that takes about the least bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+import msgspec
+
+from mesh.slices import Slice
+from planner.choices import Problem
+from planner.footprint import Footprints, Key
+from planner.largest import KeyOf, batch_key, context_key, largest_batch, largest_context
+from planner.layout import from_choice
+from planner.plan import LayoutOf, Memory, MeshAxes, Plan, Value
+from planner.pricing import price_layout
+from planner.request import Progress, Request, make_problem
+from planner.search import columns
+from strategies.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
+
+SCHEMA = "meshwright.fits/1"
+WEIGHTS, CACHE, ACTIVATIONS, DIVISION, NOTHING = "weights alone", "KV cache", "activations", "divisibility", "nothing"
+_UNLIMITED_BYTES = 1e18
+
+
+class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest number that fits (None: not even one), and what ends it.
+
+    `runs_out`: HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout runs
+    any number; `nothing` up to the largest number that is known. `next`: the least larger number that some layout
+    divides into, which does not fit. `memory` and the layout are those at the largest number; where there is none,
+    those that one sequence (or token) would need.
+    """
+
+    largest: int | None
+    runs_out: str
+    next: int | None
+    memory: Memory | None
+    mesh: MeshAxes | None
+    layouts: tuple[LayoutOf, ...]
+
+
+class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One slice: `batch` at the asked context, `context` at the asked batch; `fits`: whether these two fit together."""
+
+    slice: str
+    chips: int
+    devices: int
+    fits: bool
+    batch: Largest
+    context: Largest
+
+
+class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `fits` finds: slices by chips, and the smallest on which `batch` fits at `context`."""
+
+    schema: str
+    tool_version: str
+    model: str
+    phase: str
+    batch: int
+    context: int
+    dtypes: Dtypes
+    smallest: str | None
+    slices: tuple[SliceFits, ...]
+
+
+def make_fits(request: Request, version: str, progress: Progress = lambda _: None) -> Fits:
+    """The largest batch at the request's context and the largest context at its one batch, on each of its slices."""
+    rows = []
+    for slice_ in request.slices:
+        progress(f"filling {slice_.name}")
+        rows.append(_of_slice(request, slice_))
+    fitting = [row for row in rows if row.fits]
+    return Fits(
+        schema=SCHEMA,
+        tool_version=version,
+        model=request.model.name,
+        phase=request.work.phase,
+        batch=request.work.batches[0],
+        context=request.work.context,
+        dtypes=request.work.dtypes,
+        smallest=min(fitting, key=lambda row: (row.chips, row.slice)).slice if fitting else None,
+        slices=tuple(rows),
+    )
+
+
+def _of_slice(request: Request, slice_: Slice) -> SliceFits:
+    work, d = request.work, slice_.devices
+    of_batch = _Question(
+        request, slice_, lambda v: (v, work.context), batch_key(d), LARGEST_BATCH, largest_batch(request, slice_)
+    )
+    of_context = _Question(
+        request,
+        slice_,
+        lambda v: (work.batches[0], v),
+        context_key(request, slice_),
+        LARGEST_CONTEXT,
+        largest_context(request, slice_),
+    )
+    return SliceFits(
+        slice=slice_.name,
+        chips=slice_.chips,
+        devices=d,
+        fits=of_batch.plan(work.batches[0]) is not None,
+        batch=of_batch.answer(),
+        context=of_context.answer(),
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One question on one slice: `sizes` gives batch and context of a number, `key` what decides what it divides."""
+
+    request: Request
+    slice_: Slice
+    sizes: Callable[[int], tuple[int, int]]
+    key: KeyOf
+    most: int
+    largest: int | None
+
+    def answer(self) -> Largest:
+        """The largest number with its reason; what the least would need where none fits."""
+        after = self._next()
+        plan = self.plan(self.largest) if self.largest else None if after is None else self.plan(after, free=True)
+        return Largest(
+            largest=self.largest,
+            runs_out=self._runs_out(plan),
+            next=after,
+            memory=plan.memory if plan else None,
+            mesh=plan.mesh if plan else None,
+            layouts=plan.layouts if plan else (),
+        )
+
+    def _next(self) -> int | None:
+        """The least number above the largest that some layout divides into; every key is asked once."""
+        start = (self.largest or 0) + 1
+        seen: set[Key] = set()
+        for number in range(start, min(start + self.slice_.devices, self.most + 1)):
+            if self.key(number) not in seen:
+                seen.add(self.key(number))
+                if self.plan(number, free=True):
+                    return number
+        return None
+
+    def _runs_out(self, plan: Plan | None) -> str:
+        if self.largest == self.most:
+            return NOTHING
+        if plan is None:
+            return DIVISION
+        if self.largest is None and self._least_bytes(1, 1) > plan.memory.usable_bytes:
+            return WEIGHTS
+        return CACHE if plan.memory.kv_bytes >= plan.memory.activation_bytes else ACTIVATIONS
+
+    def _least_bytes(self, batch: int, context: int) -> float:
+        """A lower bound of what any layout needs; 0 where none divides."""
+        problem, pairs = self._problem(batch, context), columns((batch,), self.slice_.devices)
+        need = Footprints(self.slice_, self.request.cuts).need(problem, pairs)
+        return need.least_bytes if need.least_bytes < inf else 0.0
+
+    def plan(self, number: int, free: bool = False) -> Plan | None:
+        """A layout that fits the number, priced in full; `free`: however many bytes it takes."""
+        batch, context = self.sizes(number)
+        problem, usable_bytes = self._problem(batch, context), _UNLIMITED_BYTES
+        asked = replace(problem, usable_bytes=usable_bytes) if free else problem
+        found = Footprints(self.slice_, self.request.cuts).need(asked, columns((batch,), self.slice_.devices)).choice
+        if found is None:
+            return None
+        layout, work = from_choice(found, problem.components), problem.work
+        plan = price_layout(
+            layout, self.slice_, self.request.model, work, found.batch, found.padded_batch, problem.fast
+        )
+        if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes + (1024 if free else 0):
+            raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
+        return plan
+
+    def _problem(self, batch: int, context: int) -> Problem:
+        work = msgspec.structs.replace(self.request.work, batches=(batch,), context=context)
+        return make_problem(replace(self.request, work=work), self.slice_)

@@ -1,0 +1,154 @@
+"""A fleet as a problem in numbers: servers, demand, quota; its integers; a bound and a guess by plain arithmetic.
+
+With n_i servers of kind i, each of rate_i requests/s on chips_i chips:
+
+    minimise    sum of n_i * cost_i
+    such that   sum of n_i * rate_i over a role's servers >= demand        for prefill, and for decode
+                sum of n_i * chips_i over a chip's servers <= its quota    for every chip
+                n_i = 0 or n_j = 0                                         for every barred pair (i, j)
+
+Nothing here knows of models or slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor, gcd, lcm
+
+ROLES = ("prefill", "decode")
+_DEMAND_BITS = 40
+_LARGEST_SUM = 1 << 60
+
+
+@dataclass(frozen=True)
+class Server:
+    """A kind of server: one slice of `chips` chips in one role (`prefill`, `decode`), its rate and what it costs.
+
+    `step_s` only breaks ties: of fleets of equal cost, chips and servers, the one with the least sum of steps wins.
+    """
+
+    name: str
+    chip: str
+    chips: int
+    role: str
+    requests_per_s: float
+    cost: Fraction
+    step_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetProblem:
+    """Servers to choose from, requests/s that each role must serve, chips by kind, pairs that exclude each other."""
+
+    servers: Sequence[Server]
+    demand_per_s: float
+    quota: Mapping[str, int]
+    barred: Collection[tuple[int, int]] = ()
+
+    def rate(self, counts: Sequence[int], role: str) -> Fraction:
+        """Requests/s of all servers of a role, exactly."""
+        pairs = zip(self.servers, counts, strict=True)
+        return sum((n * Fraction(s.requests_per_s) for s, n in pairs if s.role == role), Fraction())
+
+    def cost(self, counts: Sequence[int]) -> Fraction:
+        """The cost of all servers, exactly."""
+        return sum((n * s.cost for s, n in zip(self.servers, counts, strict=True)), Fraction())
+
+    def used(self, counts: Sequence[int], chip: str) -> int:
+        """Chips of a kind that all servers take."""
+        return sum(n * s.chips for s, n in zip(self.servers, counts, strict=True) if s.chip == chip)
+
+
+def check_fleet(problem: FleetProblem, counts: Sequence[int]) -> None:
+    """Check an answer with plain exact arithmetic; raises `RuntimeError` with the first promise that it breaks."""
+    if any(n < 0 for n in counts):
+        raise RuntimeError(f"the solver gave a negative number of servers: {counts}")
+    for role in ROLES:
+        if problem.rate(counts, role) < Fraction(problem.demand_per_s):
+            raise RuntimeError(
+                f"the solver's fleet serves {float(problem.rate(counts, role))!r} {role} requests/s of "
+                f"{problem.demand_per_s!r}: {counts}"
+            )
+    for chip in sorted({s.chip for s in problem.servers}):
+        if problem.used(counts, chip) > problem.quota.get(chip, 0):
+            raise RuntimeError(f"the solver's fleet takes {problem.used(counts, chip)} {chip}, above the quota")
+    for i, j in problem.barred:
+        if counts[i] and counts[j]:
+            raise RuntimeError(f"the solver's fleet has servers {i} and {j}, which may not be together: {counts}")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The problem in integers: rates, their demand, the most of each server that could be of use, and costs."""
+
+    rates: tuple[int, ...]
+    demand: int
+    most: tuple[int, ...]
+    costs: tuple[int, ...]
+    cost_scale: Fraction
+
+
+def whole_numbers(problem: FleetProblem) -> Whole:
+    """Rates are capped at the demand, which is all that a server can be needed for.
+
+    More servers of a kind than serve the demand alone, or than the quota holds, are of no use.
+    """
+    demand = Fraction(problem.demand_per_s)
+    bits = _DEMAND_BITS - (demand.numerator.bit_length() - demand.denominator.bit_length())
+    scale = Fraction(2) ** bits
+    need = ceil(demand * scale)
+    exact = [Fraction(s.requests_per_s) for s in problem.servers]
+    rates = tuple(need if rate >= demand else floor(rate * scale) for rate in exact)
+    most = tuple(
+        min(problem.quota.get(s.chip, 0) // s.chips, -(-need // r)) if r else 0
+        for s, r in zip(problem.servers, rates, strict=True)
+    )
+    costs, cost_scale = _whole_costs([s.cost for s in problem.servers], most)
+    return Whole(rates, need, most, costs, cost_scale)
+
+
+def _whole_costs(costs: Sequence[Fraction], most: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
+    """Costs as integers, exact unless their sum would be too large for the solver; and what one is worth."""
+    scale = Fraction(lcm(*(c.denominator for c in costs)))
+    while sum(c * n for c, n in zip(costs, most, strict=True)) * scale > _LARGEST_SUM:
+        scale /= 10
+    return tuple(round(c * scale) for c in costs), scale
+
+
+def whole_cost(problem: FleetProblem, bound: Fraction) -> Fraction:
+    """The least cost at or above a bound that whole servers can have: a multiple of what divides all their costs."""
+    common = lcm(*(s.cost.denominator for s in problem.servers))
+    unit = Fraction(gcd(*(int(s.cost * common) for s in problem.servers)), common)
+    return ceil(bound / unit) * unit if unit else bound
+
+
+def least_cost(problem: FleetProblem) -> Fraction:
+    """A cost that no fleet is below: each role's demand at its servers' least cost per request.
+
+    It is what the fleet would cost if servers were divisible and the quota endless.
+    """
+    demand, total = Fraction(problem.demand_per_s), Fraction()
+    for role in ROLES:
+        rated = [s for s in problem.servers if s.role == role and s.requests_per_s > 0]
+        total += min(s.cost / min(Fraction(s.requests_per_s), demand) for s in rated) * demand if rated else 0
+    return total
+
+
+def first_guess(problem: FleetProblem, whole: Whole) -> tuple[int, ...] | None:
+    """A fleet at hand: for each role the servers with the least cost per request, as the quota holds them."""
+    counts, left = [0] * len(problem.servers), dict(problem.quota)
+    for role in ROLES:
+        missing = whole.demand
+        mine = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
+        for i in sorted(mine, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)):
+            server = problem.servers[i]
+            if missing <= 0 or any(counts[a + b - i] for a, b in problem.barred if i in (a, b)):
+                continue
+            counts[i] = min(left[server.chip] // server.chips, -(-missing // whole.rates[i]))
+            left[server.chip] -= counts[i] * server.chips
+            missing -= counts[i] * whole.rates[i]
+        if missing > 0:
+            return None
+    return tuple(counts)

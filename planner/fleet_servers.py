@@ -1,0 +1,196 @@
+"""The servers that a fleet may choose from: the best layout of every slice, role and batch, with rate and seconds.
+
+A prefill server runs whole batches of p prompts, P seconds each, and sends their caches over DCN while it runs the
+next. A decode server of b slots runs steps of D seconds at a full cache, and takes new requests one by one: b/O in
+the mean between two steps, at O output tokens; each stops it for C seconds, gathering the copies that its layout
+holds of the cache (0 where it holds one; `planner.transfer`). So, with f = b/O,
+
+    requests/s of a prefill server      p / P, or fewer where it cannot send so many caches
+    requests/s of a decode server       b / (O (D + f C)), or fewer where it cannot receive so many
+    worst step                          D + ceil(f) C
+    time to first token, at worst       (p - 1) / traffic + P + transfer + worst step + D
+
+The last: until p prompts are there, their prefill, the move of their caches, the step that runs, and the step that
+decodes the first token. Source: the chapter on inference, "Designing an effective inference engine" (disaggregated
+serving). Left out: queues of requests that come unevenly, for which `utilisation` leaves room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from mesh.slices import Slice
+from planner.choices import Found
+from planner.fleet_problem import ROLES, FleetProblem, Server
+from planner.fleet_request import FleetRequest
+from planner.largest import largest_batch
+from planner.plan import Plan
+from planner.request import Progress
+from planner.serve_rates import Steps, decode_rate, prefill_rate
+from planner.sweep import Candidate, price_candidate, sweep
+from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A plan as a server. `moves`: what moving the caches of so many requests takes this side; `step_s`: at worst."""
+
+    role: str
+    slice_: Slice
+    plan: Plan
+    requests_per_s: float
+    limited_by: str
+    step_s: float
+    moves: Mapping[int, Transfer]
+
+    @property
+    def name(self) -> str:
+        """Slice, role and batch, which no other offer has."""
+        return f"{self.slice_.name} {self.role} batch {self.plan.batch}"
+
+
+@dataclass
+class Offers:
+    """All servers, what the searches found, and the shortest step of each role, with its name, whatever the targets.
+
+    `interrupted`: before all slices were searched. `search_s`: what the searches took.
+    """
+
+    every: list[Offer] = field(default_factory=list)
+    found: dict[str, Found] = field(default_factory=dict)
+    shortest: dict[str, tuple[float, str]] = field(default_factory=dict)
+    interrupted: bool = False
+    search_s: float = 0.0
+
+    def of(self, role: str) -> list[Offer]:
+        """The offers of one role."""
+        return [one for one in self.every if one.role == role]
+
+
+def find_offers(request: FleetRequest, progress: Progress) -> Offers:
+    """Search every slice in both roles, small ones first; an interrupt keeps what was found until then."""
+    offers = Offers()
+    try:
+        for slice_ in request.slices:
+            for role in ROLES:
+                progress(f"searching {slice_.name}, {role}")
+                _search(request, slice_, role, offers)
+    except KeyboardInterrupt:
+        offers.interrupted = True
+    return offers
+
+
+def _search(request: FleetRequest, slice_: Slice, role: str, offers: Offers) -> None:
+    asked = request.of(role, slice_, request.prefill_batches if role == "prefill" else (1,))
+    if role == "decode":
+        batches = request.decode_batches or fitting_batches(largest_batch(asked, slice_))
+        asked = request.of(role, slice_, batches)
+    started = time.perf_counter()
+    swept = sweep(asked)
+    offers.search_s += time.perf_counter() - started
+    offers.found[f"{slice_.name} {role}"] = swept.found[slice_.name]
+    limit_s = request.targets.max_ttft_s if role == "prefill" else request.targets.max_step_s
+    for candidate in front(swept.bests):
+        plan = price_candidate(candidate, asked)
+        offer = offer_of(request, slice_, plan)
+        offers.shortest[role] = min(offers.shortest.get(role, (offer.step_s, offer.name)), (offer.step_s, offer.name))
+        if limit_s is None or offer.step_s <= limit_s:
+            offers.every.append(offer)
+
+
+def fitting_batches(largest: int | None) -> tuple[int, ...]:
+    """Powers of two up to the largest batch that fits, and that; one sequence where none fits.
+
+    >>> fitting_batches(43)
+    (1, 2, 4, 8, 16, 32, 43)
+    """
+    most = largest or 1
+    powers = [1 << n for n in range(most.bit_length())]
+    return tuple(dict.fromkeys((*powers, most)))
+
+
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of one slice's candidates those that no other one beats in both seconds of a step and sequences per second."""
+    kept: list[Candidate] = []
+    for one in sorted(candidates, key=lambda c: (c.choice.step_s, -c.choice.batch)):
+        if not kept or one.tokens_per_s > kept[-1].tokens_per_s:
+            kept.append(one)
+    return kept
+
+
+def offer_of(request: FleetRequest, slice_: Slice, plan: Plan) -> Offer:
+    """A plan as a server: what it does in the traffic."""
+    side, batch, step_s = side_of(plan, slice_, request.traffic.input), plan.batch, plan.cost.step_s
+    if plan.phase == "prefill":
+        moved = transfer(side, side, batch)
+        steps = Steps(prefill_s=step_s, prefill_batch=batch, decode_s=0.0, decode_batch=1, output=1)
+        rate, alone = prefill_rate(steps, moved), batch / step_s
+        moves, worst_s = {batch: moved}, step_s
+    else:
+        moves = _moves(side, request.prefill_batches)
+        output = request.traffic.output
+        copies_s = moves[1].copies_s
+        steps = Steps(prefill_s=0.0, prefill_batch=1, decode_s=step_s, decode_batch=batch, output=output)
+        rate, alone = decode_rate(steps, moves[1]), batch / (output * step_s + batch * copies_s)
+        worst_s = step_s + ceil(batch / output) * copies_s
+    return Offer(
+        role=plan.phase,
+        slice_=slice_,
+        plan=plan,
+        requests_per_s=rate,
+        limited_by="step" if rate >= alone * (1 - 1e-12) else "network",
+        step_s=worst_s,
+        moves=moves,
+    )
+
+
+def _moves(side: Side, batches: Sequence[int]) -> dict[int, Transfer]:
+    return {requests: transfer(side, side, requests) for requests in sorted({1, *batches})}
+
+
+def transfer_s(prefill: Offer, decode: Offer) -> float:
+    """Seconds to move the caches of one prefill batch: `transfer` between the two sides."""
+    requests = prefill.plan.batch
+    sends, receives = prefill.moves[requests], decode.moves[requests]
+    return DCN_LATENCY_S + max(sends.send_s, receives.receive_s) + receives.copies_s
+
+
+def ttft_s(prefill: Offer, decode: Offer, requests_per_s: float) -> float:
+    """Time to the first token, at worst: see the module."""
+    gather_s = (prefill.plan.batch - 1) / requests_per_s
+    return gather_s + prefill.step_s + transfer_s(prefill, decode) + decode.step_s + decode.plan.cost.step_s
+
+
+def problem_of(request: FleetRequest, offers: Offers) -> FleetProblem:
+    """The choice of numbers: servers in the order of the offers; pairs that break the TTFT target are barred."""
+    servers = [
+        Server(
+            name=one.name,
+            chip=one.slice_.chip.name,
+            chips=one.slice_.chips,
+            role=one.role,
+            requests_per_s=one.requests_per_s,
+            cost=request.cost(one.slice_.chip.name, one.slice_.chips),
+            step_s=one.step_s,
+        )
+        for one in offers.every
+    ]
+    quota = {s.chip: request.quota[s.chip.lower()] for s in servers}
+    return FleetProblem(servers, request.demand_per_s, quota, _barred(request, offers))
+
+
+def _barred(request: FleetRequest, offers: Offers) -> list[tuple[int, int]]:
+    most_s = request.targets.max_ttft_s
+    if most_s is None:
+        return []
+    numbered = list(enumerate(offers.every))
+    return [
+        (i, j)
+        for i, prefill in numbered
+        if prefill.role == "prefill"
+        for j, decode in numbered
+        if decode.role == "decode" and ttft_s(prefill, decode, request.traffic.requests_per_s) > most_s
+    ]

@@ -1,0 +1,73 @@
+"""The request behind `pareto` and `fits`, from what their callers name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mesh.slices import Slice
+from planner.ranges import chosen_slices
+from planner.request import Request
+from planner.targets import Prices, Targets, in_order
+from strategies.configs import load_model
+from strategies.layoutfile import read_layout
+from strategies.models import Model
+from strategies.workload import Dtypes, Workload
+
+AUTO = "auto"
+BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
+
+
+def request_of(
+    model: Model | str | Path,
+    slices: Sequence[Slice | str] | Slice | str,
+    *,
+    chips: Sequence[str] | str,
+    chip_counts: tuple[int, int | None] | None,
+    phase: str,
+    batches: Sequence[int] | str | None,
+    context: int,
+    dtypes: tuple[str, str, str, str | None],
+    fix: Mapping[str, Mapping[str, str]] | None = None,
+    programs: Sequence[str | Path] = (),
+    targets: Targets | None = None,
+    prices: Prices | None = None,
+    cuts: str = "two",
+    workers: int | None = None,
+    chip_file: str | Path | None = None,
+    constants: str = "chip",
+) -> Request:
+    """As `plan` takes them; slices by chips and name. `dtypes`: of weights, cache, activations and compute.
+
+    Raises `InputError` on bad input.
+    """
+    targets = targets or Targets()
+    weights, kv, activations, compute = dtypes
+    auto = batches == AUTO
+    chosen = (1,) if auto else BATCHES.get(phase, (1,)) if batches is None or isinstance(batches, str) else batches
+    return Request(
+        model=model if isinstance(model, Model) else load_model(model),
+        slices=in_order(
+            chosen_slices(
+                [slices] if isinstance(slices, str | Slice) else slices,
+                [chips] if isinstance(chips, str) else chips,
+                chip_counts,
+                chip_file=chip_file,
+                constants=constants,
+                most_chips=targets.max_chips,
+            )
+        ),
+        work=Workload(
+            phase=phase,
+            batches=tuple(chosen),
+            context=context,
+            dtypes=Dtypes(weights=weights, kv=kv, activations=activations, compute=compute or activations),
+        ),
+        fixed={name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()},
+        programs=tuple(program for path in programs for program in read_layout(Path(path))),
+        targets=targets,
+        prices=prices or {},
+        cuts=cuts,
+        auto=auto,
+        workers=workers,
+    )

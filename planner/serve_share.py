@@ -1,0 +1,80 @@
+"""Prefill layouts that store the weights as a decode layout does, as far as they can, so that one copy serves both.
+
+A role says which dim of the weights an axis cuts, `N` of `N+B`, and with a star that the program gathers it (`D*+B`):
+stored, D* is D. So a prefill whose axes have roles with the decode's letters stores most weights alike. The search
+takes roles per physical axis; what it finds is compared with the decode's specs, tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from planner.choices import Problem
+from planner.request import make_problem
+from planner.search import search
+from planner.serve_memory import Pair
+from planner.serve_request import ServeRequest
+from planner.serve_ways import Priced
+from planner.sweep import Candidate
+from strategies.components import IDLE, Component
+
+COMPARED = 2
+"""So many of the best prefill layouts per batch are compared with the decode's weights."""
+
+Letters = tuple[tuple[str, tuple[tuple[int, tuple[str, ...]], ...]], ...]
+
+
+def sharing(request: ServeRequest, decodes: Sequence[Candidate], priced: Priced) -> list[Candidate]:
+    """Prefill candidates with the letters of these decode candidates of one slice, which have equal letters.
+
+    Per prefill batch the fastest, and that whose weights differ least from those of the first decode candidate.
+    """
+    plans, found = [priced.plan(decode) for decode in decodes], []
+    least_kv_bytes = min(plan.memory.kv_bytes for plan in plans)
+    problem = _limited(request, decodes[0], least_kv_bytes)
+    for choices in search(problem, COMPARED).choices.values():
+        candidates = [Candidate(decodes[0].slice_, problem, choice) for choice in choices]
+        alike = min(candidates, key=lambda c: Pair(priced.plan(c), plans[0], c.slice_).copied_bytes, default=None)
+        found += [*candidates[:1], *([alike] if alike and alike is not candidates[0] else [])]
+    return found
+
+
+def by_letters(decodes: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Decode candidates of one slice, those with equal letters together, in the order of the first of each."""
+    found: dict[Letters, list[Candidate]] = {}
+    for one in decodes:
+        key = tuple(
+            (name, tuple((axis, tuple(sorted(cut))) for axis, cut in of.items())) for name, of in letters(one).items()
+        )
+        found.setdefault(key, []).append(one)
+    return list(found.values())
+
+
+def letters(decode: Candidate) -> dict[str, dict[int, frozenset[str]]]:
+    """Which dims of the weights a decode layout cuts, by component and physical axis; `-` for none."""
+    choice, found = decode.choice, dict[str, dict[int, frozenset[str]]]()
+    for component, pick in zip(decode.problem.components, choice.picks, strict=True):
+        of = found.setdefault(component.name, {})
+        body = component.body(pick.body)
+        for piece, axis in zip(choice.mesh, pick.axes, strict=True):
+            cut = body.role_name(axis).partition("+")[0]
+            of[piece.axis] = of.get(piece.axis, frozenset()) | {cut}
+    return found
+
+
+def _limited(request: ServeRequest, decode: Candidate, least_kv_bytes: float) -> Problem:
+    """The prefill problem with the decode's letters, in the HBM that the decode's caches leave."""
+    problem = make_problem(request.of("prefill"), decode.slice_)
+    cuts = letters(decode)
+    fixed = {
+        component.name: {axis: _roles(component, cut) for axis, cut in cuts.get(component.name, {}).items()}
+        for component in problem.components
+    }
+    return replace(problem, fixed=fixed, usable_bytes=problem.usable_bytes - least_kv_bytes)
+
+
+def _roles(component: Component, cut: frozenset[str]) -> frozenset[str]:
+    """The component's roles with one of these letters, whether the weights are gathered or not."""
+    names = {role.name for body in component.bodies for role in body.parts[0].program.roles}
+    return frozenset({IDLE} & cut) | {name for name in names if name.partition("+")[0].rstrip("*") in cut}
