@@ -25,14 +25,20 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import price as price
     from planner.api import roofline as roofline
+    from planner.fits import Fits as Fits
+    from planner.fits import fits as fits
     from planner.fleet import NoFleet as NoFleet
     from planner.fleet import fleet as fleet
     from planner.fleet_types import Fleet as Fleet
     from planner.fleet_types import Traffic as Traffic
+    from planner.frontier import pareto as pareto
+    from planner.frontier_types import Frontier as Frontier
     from planner.plan import Plan as Plan
     from planner.planfile import PlanFile as PlanFile
     from planner.planfile import read_plan as read_plan
     from planner.scores import Validation as Validation
+    from planner.sensitivity import sensitivity as sensitivity
+    from planner.sensitivity_types import SensitivityFile as SensitivityFile
     from planner.serve import serve as serve
     from planner.serving import Serving as Serving
     from planner.solve import NothingFits as NothingFits
@@ -44,7 +50,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Chip": "mesh.chips",
+    "Fits": "planner.fits",
     "Fleet": "planner.fleet_types",
+    "Frontier": "planner.frontier_types",
     "InputError": "mesh.errors",
     "Model": "strategies.models",
     "NoFleet": "planner.fleet",
@@ -52,19 +60,23 @@ _HOMES = {
     "Plan": "planner.plan",
     "PlanFile": "planner.planfile",
     "RooflineTable": "strategies.rooftable",
+    "SensitivityFile": "planner.sensitivity_types",
     "Serving": "planner.serving",
     "Slice": "mesh.slices",
     "Validation": "planner.scores",
     "Targets": "planner.targets",
     "Traffic": "planner.fleet_types",
+    "fits": "planner.fits",
     "fleet": "planner.fleet",
     "load_chip": "mesh.chips",
     "load_model": "strategies.configs",
+    "pareto": "planner.frontier",
     "parse_slice": "mesh.slices",
     "plan": "planner.api",
     "price": "planner.api",
     "read_plan": "planner.planfile",
     "roofline": "planner.api",
+    "sensitivity": "planner.sensitivity",
     "serve": "planner.serve",
     "validate": "planner.validate",
 }

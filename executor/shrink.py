@@ -31,7 +31,7 @@ from strategies.cost import speeds
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.notation import Program
 from strategies.rates import Rates
-from strategies.tables import fit_part
+from strategies.assignments import fit_part
 from strategies.workload import Dtypes, Workload
 
 F32 = Dtypes(weights="f32", kv="f32", activations="f32", compute="f32")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -11,11 +11,13 @@ import numpy as np
 
 from planner.choices import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
 from planner.fronts import Options, join_all
-from planner.joined import Joined, prefix_masks, price_glue
+from planner.joined import Glue, Joined, prefix_masks, price_glue
 from planner.meshes import Mesh, symmetries
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States
 from strategies.rates import Floats, Ints, Rates
+
+CELLS_AT_ONCE = 1 << 22
 
 
 class Board:
@@ -32,12 +34,42 @@ class Board:
         pairs: Sequence[tuple[int, int]],
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        self.rates, self.batches = rates, batches
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
-        phase = problem.work.phase
-        self.glue, self.evaluations = price_glue(joined, state, phase, rates, problem.fast, batches)
-        self.masks = [prefix_masks(j, state.cuts) for j in joined]
         self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
+
+    def within(self, worst_s: Floats) -> Board | None:
+        """The board of the assignments that may be part of a layout no slower than this [columns]; None: of none.
+
+        -inf rules a column out. Glue takes time, too: it is only priced of what is left.
+        """
+        least = [j.least_late_s * j.component.times for j in self.joined]
+        with np.errstate(invalid="ignore"):
+            slack = worst_s - sum(least)
+        found = []
+        for joined, own in zip(self.joined, least, strict=True):
+            kept = joined.possible & (joined.late_s * joined.component.times <= own + slack)
+            rows = np.flatnonzero(kept.any(axis=1))
+            if not len(rows):
+                return None
+            found.append(joined.take(rows))
+        return Board(self.problem, self.mesh, found, self.state, self.rates, self.batches, self.pairs)
+
+    @cached_property
+    def _priced_glue(self) -> tuple[list[Glue], int]:
+        phase, fast = self.problem.work.phase, self.problem.fast
+        return price_glue(self.joined, self.state, phase, self.rates, fast, self.batches)
+
+    @property
+    def glue(self) -> list[Glue]:
+        """The glue of each component."""
+        return self._priced_glue[0]
+
+    @property
+    def evaluations(self) -> int:
+        """How many programs of glue were priced."""
+        return self._priced_glue[1]
 
     @cached_property
     def total(self) -> Floats:
@@ -47,13 +79,17 @@ class Board:
     @cached_property
     def residual_least(self) -> Floats:
         """[residuals, columns]: the same where the order of the residual's axes counts for nothing."""
-        return np.asarray(sum(self._seconds(i).min(axis=0) * j.component.times for i, j in enumerate(self.joined)))
+        return np.asarray(sum(self._residual_least(i) * j.component.times for i, j in enumerate(self.joined)))
 
-    def _seconds(self, i: int) -> Floats:
-        """[faces, residuals, columns]: seconds that one layer of component i takes at least."""
+    def _residual_least(self, i: int) -> Floats:
+        """[residuals, columns]: seconds that one layer of component i takes at least."""
         early, late = self.joined[i].least
-        glue = self.glue[i]
-        return np.asarray(np.maximum(early[:, None] + glue.early_s, late[:, None] + glue.late_s))
+        step = max(1, CELLS_AT_ONCE // early.size)
+        found = []
+        for start in range(0, len(self.state.cuts), step):
+            early_s, late_s = self.glue[i].at(slice(start, start + step))
+            found.append(np.maximum(early[:, None] + early_s, late[:, None] + late_s).min(axis=0))
+        return np.concatenate(found)
 
     def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
         """Every state of a residual with the sum of the components' least seconds in it."""
@@ -61,10 +97,8 @@ class Board:
         total = np.zeros(len(which))
         for i, joined in enumerate(self.joined):
             early, late = joined.least
-            glue = self.glue[i]
-            seconds = np.maximum(
-                early[:, column] + glue.early_s[:, residual, column], late[:, column] + glue.late_s[:, residual, column]
-            )
+            early_s, late_s = (x[:, column] for x in self.glue[i].at(residual))
+            seconds = np.maximum(early[:, column] + early_s, late[:, column] + late_s)
             allowed = self._allowed(i, residual, self.state.prefixes[which])
             total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
         return list(zip(total.tolist(), which.tolist(), strict=True))
@@ -87,7 +121,8 @@ class Board:
 
     def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
-        return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, residual]] for mask in self.masks[i]]))
+        masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
+        return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, 0]] for mask in masks]))
 
     def least_bytes(self, column: int) -> float:
         """The least memory of any layout of this batch."""
@@ -116,7 +151,7 @@ class Board:
             return
         keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
         for least_s, state in self._in_order(column):
-            worst = _worst(keep, top)
+            worst = worst_of(keep.values(), top)
             if least_s > worst:
                 break
             for choice in self._state(state, column, top, worst):
@@ -166,9 +201,9 @@ class Board:
         rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
         face = joined.face[rows]
         allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
-        glue = self.glue[i]
-        early = joined.early_s[rows, column] + glue.early_s[face, residual, column]
-        late = joined.late_s[rows, column] + glue.late_s[face, residual, column]
+        early_s, late_s = (x[:, column] for x in self.glue[i].at(residual))
+        early = joined.early_s[rows, column] + early_s[face]
+        late = joined.late_s[rows, column] + late_s[face]
         kept = np.flatnonzero(allowed[face] & np.isfinite(late))
         rows, seconds = rows[kept], joined.component.times * np.maximum(early, late)[kept]
         return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
@@ -225,7 +260,7 @@ def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints
     return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
 
 
-def _worst(keep: Mapping[object, Choice], top: int) -> float:
+def worst_of(choices: Iterable[Choice], top: int) -> float:
     """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
-    seconds = sorted(c.step_s for c in keep.values())
+    seconds = sorted(c.step_s for c in choices)
     return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf

@@ -101,7 +101,9 @@ SCHEMAS: dict[str, Callable[[], type]] = {"plan": _plan_type}
 
 @app.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="[plan|report|validation]", help="Of which file.")] = "plan",
+    name: Annotated[
+        str, typer.Argument(metavar="[plan|fits|sensitivity|report|validation]", help="Of which file.")
+    ] = "plan",
     style: Format = "json",
 ) -> None:
     """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""

@@ -17,13 +17,19 @@ from planner.options import (
     ChipFile,
     Compute,
     Constants,
+    Cuts,
     Format,
     ModelName,
     Output,
     Programs,
     Weights,
+    WholeAxes,
+    Workers,
+    cuts_of,
     number,
     one_of,
+    targets_of,
+    whole,
     wholes,
 )
 from planner.output import INTERRUPTED, NOTHING_FITS, progress_line, show
@@ -77,6 +83,9 @@ def fleet(
     program: Programs = None,
     chip_file: ChipFile = None,
     constants: Constants = "chip",
+    cuts: Cuts = "two",
+    whole_axes: WholeAxes = False,
+    workers: Workers = None,
     solver_seconds: Seconds = None,
     progress: Progress = "auto",
     output: Output = None,
@@ -85,7 +94,7 @@ def fleet(
     """Find the cheapest prefill and decode servers for a traffic, within a quota of chips. Exit 1: there are none."""
     from planner import fleet as of_fleet
     from planner.fleet_request import PREFILL_BATCHES, parse_quota, parse_traffic
-    from planner.targets import Targets, parse_prices
+    from planner.targets import parse_prices
 
     one_of("--format", style, FORMATS)
     one_of("--progress", progress, PROGRESS)
@@ -101,13 +110,13 @@ def fleet(
                 compute=compute,
                 prefill_batches=wholes("--prefill-batch", prefill_batch) if prefill_batch else PREFILL_BATCHES,
                 decode_batches=wholes("--decode-batch", decode_batch) if decode_batch else None,
-                targets=Targets(
-                    max_step_s=_seconds("--max-step-ms", max_step), max_ttft_s=_seconds("--max-ttft-ms", max_ttft)
-                ),
+                targets=targets_of(max_step, max_ttft, None, None),
                 prices=parse_prices(price or ()),
                 utilisation=number("--utilisation", utilisation),
                 programs=program or (),
                 solver_seconds=None if solver_seconds is None else number("--solver-seconds", solver_seconds),
+                cuts=cuts_of(cuts, whole_axes),
+                workers=None if workers is None else whole("--workers", workers),
                 chip_file=chip_file,
                 constants=constants,
                 progress=say,
@@ -115,10 +124,6 @@ def fleet(
     except of_fleet.NoFleet as nothing:
         return _show_nothing(nothing, style)
     return _show(found, style, output)
-
-
-def _seconds(option: str, text: str | None) -> float | None:
-    return None if text is None else number(option, text) / 1e3
 
 
 def _show(found: PlanFile, style: str, output: str | None) -> int:

@@ -126,6 +126,7 @@ def plan(
             prices=parse_prices(price or ()),
             fix=fix,
             solver=solver,
+            solver_seconds=None if solver_seconds is None else number("--solver-seconds", solver_seconds),
             num_slices=num_slices,
             cuts=cuts_of(cuts, whole_axes),
             workers=workers,

@@ -79,12 +79,9 @@ def only_serving(phase: str, **options: object) -> None:
             raise InputError(f"--{name.replace('_', '-')} belongs to --phase serve; the phase is {phase}")
 
 
-def _check_other_phases(fix: Sequence[str] | None, solver: str, num_slices: str) -> None:
+def _check_other_phases(fix: Sequence[str] | None, num_slices: str) -> None:
     """Raise `InputError` on options that `--phase serve` does not take."""
-    from planner.request import EXHAUSTIVE
-
     given = [f"--fix {text}" for text in fix or ()]
-    given += [f"--solver {solver}"] if solver != EXHAUSTIVE else []
     given += [f"--num-slices {num_slices}"] if num_slices != "1" else []
     if given:
         hint = "it says itself how many slices serve" if "--num-slices" in given[0] else "plan a phase alone for that"
@@ -97,6 +94,7 @@ def serve_command(
     *,
     fix: Sequence[str] | None,
     solver: str,
+    solver_seconds: float | None,
     num_slices: str,
     tokens_in: str | None,
     outputs: Sequence[str] | None,
@@ -127,7 +125,7 @@ def serve_command(
     from planner.solve import NothingFits
 
     one_of("--progress", progress, PROGRESS)
-    _check_other_phases(fix, solver, num_slices)
+    _check_other_phases(fix, num_slices)
     output_tokens, file = tokens_and_file(outputs)
     if tokens_in is None:
         raise InputError(f"--phase serve: {_TOKENS}")
@@ -143,6 +141,8 @@ def serve_command(
                 serving=modes(serving),
                 batches=_decode_batches(batches),
                 cuts=cuts,
+                solver=solver,
+                solver_seconds=solver_seconds,
                 workers=None if workers is None else whole("--workers", workers),
                 prefill_batches=wholes("--prefill-batch", prefill_batches) if prefill_batches else PREFILL_BATCHES,
                 weights=weights,

@@ -23,7 +23,8 @@ from strategies.cost import Speeds
 from strategies.memory import weight_bytes
 from strategies.notation import Axes, Program, Tensor
 from strategies.rates import Floats, Ints, Rates
-from strategies.tables import fit_part, masks_of, scope_of
+from strategies.assignments import fit_part, masks_of
+from strategies.tables import scope_of
 
 Groups = tuple[tuple[int, ...], ...]
 Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
@@ -72,7 +73,7 @@ class Specs:
             for t in cache_types(part.program) if self.caches else ():
                 cuts = dict(zip(t.names, self._cuts(part.program, t, plays, residual), strict=True))
                 found.append((t.name, (), tuple(cuts[dim] for dim in "BKS")))
-        return tuple(found)
+        return tuple(sorted(found))
 
     @staticmethod
     def _cuts(program: Program, t: Tensor, plays: dict[str, list[int]], residual: Sequence[int]) -> tuple[Groups, ...]:

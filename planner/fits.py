@@ -6,21 +6,26 @@ those the search's tables have, one that takes about the least bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from pathlib import Path
 
 import msgspec
 
 from mesh.slices import Slice
-from planner.choices import Problem
+from planner.choices import Choice, Problem
 from planner.footprint import Footprints, Key
-from planner.largest import KeyOf, batch_key, context_key, largest_batch, largest_context
+from planner.frontier_request import request_of
+from planner.largest import batch_key, context_key, largest_batch, largest_context
 from planner.layout import from_choice
+from planner.parallel import in_parallel
 from planner.plan import LayoutOf, Memory, MeshAxes, Plan, Value
 from planner.pricing import price_layout
 from planner.request import Progress, Request, make_problem
 from planner.search import columns
+from planner.version import VERSION
+from strategies.models import Model
 from strategies.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
 
 SCHEMA = "meshwright.fits/1"
@@ -70,12 +75,54 @@ class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slices: tuple[SliceFits, ...]
 
 
+def fits(
+    model: Model | str | Path,
+    slices: Sequence[Slice | str] | Slice | str = (),
+    *,
+    chips: Sequence[str] | str = (),
+    chip_counts: tuple[int, int | None] | None = None,
+    phase: str = "decode",
+    batch: int = 1,
+    context: int = 8192,
+    weights: str = "bf16",
+    kv: str = "bf16",
+    activations: str = "bf16",
+    compute: str | None = None,
+    fix: Mapping[str, Mapping[str, str]] | None = None,
+    programs: Sequence[str | Path] = (),
+    cuts: str = "two",
+    workers: int | None = None,
+    chip_file: str | Path | None = None,
+    progress: Progress = lambda _: None,
+) -> Fits:
+    """The largest batch at `context` and the largest context at `batch` of each slice, and the smallest for both.
+
+    All else is as in `plan`. Raises `InputError` on bad input.
+    """
+    request = request_of(
+        model,
+        slices,
+        chips=chips,
+        chip_counts=chip_counts,
+        phase=phase,
+        batches=(batch,),
+        context=context,
+        dtypes=(weights, kv, activations, compute),
+        fix=fix,
+        programs=programs,
+        cuts=cuts,
+        workers=workers,
+        chip_file=chip_file,
+    )
+    return make_fits(request, VERSION, progress)
+
+
 def make_fits(request: Request, version: str, progress: Progress = lambda _: None) -> Fits:
     """The largest batch at the request's context and the largest context at its one batch, on each of its slices."""
     rows = []
-    for slice_ in request.slices:
-        progress(f"filling {slice_.name}")
-        rows.append(_of_slice(request, slice_))
+    for row in in_parallel([(request, slice_) for slice_ in request.slices], fits_of_slice, request.workers):
+        progress(f"filled {row.slice}")
+        rows.append(row)
     fitting = [row for row in rows if row.fits]
     return Fits(
         schema=SCHEMA,
@@ -90,24 +137,24 @@ def make_fits(request: Request, version: str, progress: Progress = lambda _: Non
     )
 
 
-def _of_slice(request: Request, slice_: Slice) -> SliceFits:
-    work, d = request.work, slice_.devices
+def fits_of_slice(asked: tuple[Request, Slice]) -> SliceFits:
+    """Both questions on one slice."""
+    request, slice_ = asked
+    batch, context = request.work.batches[0], request.work.context
+    prints = [Footprints(slice_, request.cuts) for _ in range(2)]
+    largest = largest_batch(request, slice_, prints[0])
     of_batch = _Question(
-        request, slice_, lambda v: (v, work.context), batch_key(d), LARGEST_BATCH, largest_batch(request, slice_)
+        request, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest, prints[0]
     )
+    longest = largest_context(request, slice_, batch, prints[1])
     of_context = _Question(
-        request,
-        slice_,
-        lambda v: (work.batches[0], v),
-        context_key(request, slice_),
-        LARGEST_CONTEXT,
-        largest_context(request, slice_),
+        request, slice_, lambda v: (batch, v), context_key(request, slice_), LARGEST_CONTEXT, longest, prints[1]
     )
     return SliceFits(
         slice=slice_.name,
         chips=slice_.chips,
-        devices=d,
-        fits=of_batch.plan(work.batches[0]) is not None,
+        devices=slice_.devices,
+        fits=of_batch.plan(batch) is not None,
         batch=of_batch.answer(),
         context=of_context.answer(),
     )
@@ -115,19 +162,20 @@ def _of_slice(request: Request, slice_: Slice) -> SliceFits:
 
 @dataclass(frozen=True)
 class _Question:
-    """One question on one slice: `sizes` gives batch and context of a number, `key` what decides what it divides."""
+    """One question on one slice: `sizes` gives batch and context of a number, `key` the cuts that it admits."""
 
     request: Request
     slice_: Slice
     sizes: Callable[[int], tuple[int, int]]
-    key: KeyOf
+    key: Callable[[int], Key]
     most: int
     largest: int | None
+    footprints: Footprints
 
     def answer(self) -> Largest:
         """The largest number with its reason; what the least would need where none fits."""
         after = self._next()
-        plan = self.plan(self.largest) if self.largest else None if after is None else self.plan(after, free=True)
+        plan = self.plan(self.largest) if self.largest else self.plan(after, free=True) if after else None
         return Largest(
             largest=self.largest,
             runs_out=self._runs_out(plan),
@@ -138,14 +186,13 @@ class _Question:
         )
 
     def _next(self) -> int | None:
-        """The least number above the largest that some layout divides into; every key is asked once."""
+        """The least number above the largest that some layout divides into, which depends on the number's key only."""
         start = (self.largest or 0) + 1
-        seen: set[Key] = set()
+        known = [self.key(self.largest)] if self.largest else []
         for number in range(start, min(start + self.slice_.devices, self.most + 1)):
-            if self.key(number) not in seen:
-                seen.add(self.key(number))
-                if self.plan(number, free=True):
-                    return number
+            key = self.key(number)
+            if any(less <= key for less in known) or self._choice(number, free=True):
+                return number
         return None
 
     def _runs_out(self, plan: Plan | None) -> str:
@@ -160,24 +207,25 @@ class _Question:
     def _least_bytes(self, batch: int, context: int) -> float:
         """A lower bound of what any layout needs; 0 where none divides."""
         problem, pairs = self._problem(batch, context), columns((batch,), self.slice_.devices)
-        need = Footprints(self.slice_, self.request.cuts).need(problem, pairs)
+        need = self.footprints.need(problem, pairs)
         return need.least_bytes if need.least_bytes < inf else 0.0
 
     def plan(self, number: int, free: bool = False) -> Plan | None:
         """A layout that fits the number, priced in full; `free`: however many bytes it takes."""
-        batch, context = self.sizes(number)
-        problem, usable_bytes = self._problem(batch, context), _UNLIMITED_BYTES
-        asked = replace(problem, usable_bytes=usable_bytes) if free else problem
-        found = Footprints(self.slice_, self.request.cuts).need(asked, columns((batch,), self.slice_.devices)).choice
+        found = self._choice(number, free)
         if found is None:
             return None
-        layout, work = from_choice(found, problem.components), problem.work
-        plan = price_layout(
-            layout, self.slice_, self.request.model, work, found.batch, found.padded_batch, problem.fast
-        )
-        if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes + (1024 if free else 0):
+        problem = self._problem(*self.sizes(number))
+        layout, work, model = from_choice(found, problem.components), problem.work, self.request.model
+        plan = price_layout(layout, self.slice_, model, work, found.batch, found.padded_batch, problem.fast)
+        if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes:
             raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
         return plan
+
+    def _choice(self, number: int, free: bool = False) -> Choice | None:
+        problem, pairs = self._problem(*self.sizes(number)), columns(self.sizes(number)[:1], self.slice_.devices)
+        asked = replace(problem, usable_bytes=_UNLIMITED_BYTES) if free else problem
+        return self.footprints.need(asked, pairs).choice
 
     def _problem(self, batch: int, context: int) -> Problem:
         work = msgspec.structs.replace(self.request.work, batches=(batch,), context=context)

@@ -13,6 +13,7 @@ from planner.fleet_result import fleet_of
 from planner.fleet_servers import Offer, Offers, find_offers, problem_of
 from planner.fleet_solver import Solved, solve_fleet
 from planner.fleet_types import Traffic
+from planner.meshes import TWO
 from planner.planfile import SCHEMA, PlanFile, Search
 from planner.request import Progress
 from planner.solve import NothingFits
@@ -47,6 +48,8 @@ def fleet(
     utilisation: float = 1.0,
     programs: Sequence[str | Path] = (),
     solver_seconds: float | None = None,
+    cuts: str = TWO,
+    workers: int | None = None,
     chip_file: str | Path | None = None,
     constants: str = "chip",
     progress: Callable[[str], None] = lambda _: None,
@@ -55,8 +58,9 @@ def fleet(
 
     `quota`: chips by kind, as {"v5e": 256}; `traffic`: a `Traffic`, or {"requests_per_s": 20, "input": 2000,
     "output": 300}; `decode_batches`: by default powers of two and the largest that fits; without `prices` the
-    cheapest fleet has the fewest chips; the traffic may take the share `utilisation` of each role's rate. An interrupt,
-    or the end of `solver_seconds`, gives the best so far (`fleet.proof` says so).
+    cheapest fleet has the fewest chips; the traffic may take the share `utilisation` of each role's rate; `cuts`: how
+    torus axes are cut, see `planner.meshes`; `workers`: processes that search (None: one per core).
+    An interrupt, or the end of `solver_seconds`, gives the best so far: `fleet.proof` says so.
     Raises InputError on bad input, and NoFleet (a NothingFits) where no fleet does it.
     """
     names = {name.strip().lower(): chips for name, chips in quota.items()}
@@ -73,6 +77,8 @@ def fleet(
         utilisation=utilisation,
         programs=tuple(program for path in programs for program in read_layout(Path(path))),
         solver_seconds=solver_seconds,
+        cuts=cuts,
+        workers=workers,
     )
     return make_fleet(request, VERSION, progress)
 

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from mesh.slices import slices_of
+from mesh.slices import Slice, slices_of
 from planner.fleet_problem import ROLES, FleetProblem, Whole, whole_numbers
 from planner.fleet_request import FleetRequest
 from planner.fleet_servers import Offers, ttft_s
 from planner.fleet_solver import Answer, add_barred, add_demand, answer, chips_used
-from planner.largest import largest_batch
+from planner.footprint import Footprints
 from planner.report_text import digits
+from planner.request import make_problem
+from planner.search import columns
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -69,16 +71,19 @@ def _fits_nowhere(request: FleetRequest, offers: Offers, role: str) -> str:
 
 def _larger(request: FleetRequest, role: str) -> str:
     """The smallest slice beyond the quota, of each of its chips, on which one batch of the role fits."""
-    batches = request.prefill_batches if role == "prefill" else request.decode_batches or (1,)
+    batch = min(request.prefill_batches if role == "prefill" else request.decode_batches or (1,))
     found = []
     for chip in dict.fromkeys(slice_.chip for slice_ in request.slices):
-        for slice_ in slices_of(chip):
-            if slice_.chips > request.quota[chip.name.lower()]:
-                most = largest_batch(request.of(role, slice_, batches), slice_)
-                if most is not None and most >= min(batches):
-                    found.append(f"{chip.name}={slice_.chips} ({slice_.name})")
-                    break
+        beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > request.quota[chip.name.lower()])
+        first = next((slice_ for slice_ in beyond if _fits(request, role, slice_, batch)), None)
+        if first is not None:
+            found.append(f"{chip.name}={first.chips} ({first.name})")
     return f"it fits from {' or '.join(found)} on" if found else "no larger slice of these chips holds it either"
+
+
+def _fits(request: FleetRequest, role: str, slice_: Slice, batch: int) -> bool:
+    problem = make_problem(request.of(role, slice_, (batch,)), slice_)
+    return Footprints(slice_).need(problem, columns((batch,), slice_.devices), batch).fits
 
 
 def quota_reason(problem: FleetProblem) -> str:

@@ -14,10 +14,11 @@ from mesh.chips import chip_names, closest, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
 from planner.fleet_types import MOST_CHIPS, Traffic
+from planner.meshes import TWO
 from planner.options import number, whole
 from planner.ranges import chosen_slices
 from planner.request import CP_SAT, Request, check_solver
-from planner.targets import Prices, Targets, check_prices, price_of
+from planner.targets import Prices, Targets, check_prices, in_order, price_of
 from planner.transfer import chip_dcn_bytes_per_s
 from strategies.models import Model
 from strategies.notation import Program
@@ -31,6 +32,8 @@ _TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
 @dataclass(frozen=True, kw_only=True)
 class FleetRequest:
     """Slices of the quota's chips, the traffic and the targets; `decode_batches`: None for all that fit.
+
+    `cuts`: see `planner.meshes`; `workers`: processes that search, None: one per core.
 
     Decode is searched at a context of `input` + `output` tokens: the cache must hold a request to its end, and no
     step is slower than one with full caches. Raises `InputError` on what cannot be.
@@ -48,6 +51,8 @@ class FleetRequest:
     utilisation: float = 1.0
     programs: Sequence[Program] = ()
     solver_seconds: float | None = None
+    cuts: str = TWO
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         check_solver(CP_SAT, self.solver_seconds)
@@ -68,7 +73,15 @@ class FleetRequest:
         """The search of one role on one slice."""
         context = self.traffic.input + (self.traffic.output if role == "decode" else 0)
         work = Workload(phase=role, batches=batches, context=context, dtypes=self.dtypes)
-        return Request(model=self.model, slices=[slice_], work=work, top=1, programs=self.programs)
+        return Request(
+            model=self.model,
+            slices=[slice_],
+            work=work,
+            top=1,
+            programs=self.programs,
+            cuts=self.cuts,
+            workers=self.workers,
+        )
 
     def cost(self, chip: str, chips: int) -> Fraction:
         """Dollars per hour of so many chips, exactly as the price was written; without prices, the chips."""
@@ -94,7 +107,7 @@ def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constan
                 f"--quota {name}={chips}: too few for any slice; the smallest of {name} has {smallest} chips"
             )
         found += [s for s in legal if s.chips <= chips]
-    return tuple(sorted(found, key=lambda s: (s.chips, s.name)))
+    return tuple(in_order(found))
 
 
 def traffic_of(traffic: Traffic | Mapping[str, float]) -> Traffic:

@@ -17,20 +17,24 @@ serving). Left out: queues of requests that come unevenly, for which `utilisatio
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
+import msgspec
+
 from mesh.slices import Slice
-from planner.choices import Found
+from planner.choices import Found, Problem
 from planner.fleet_problem import ROLES, FleetProblem, Server
 from planner.fleet_request import FleetRequest
 from planner.largest import largest_batch
+from planner.parallel import in_parallel
 from planner.plan import Plan
-from planner.request import Progress
+from planner.request import Progress, Request, make_problem
 from planner.serve_rates import Steps, decode_rate, prefill_rate
-from planner.sweep import Candidate, price_candidate, sweep
+from planner.sweep import Candidate, price_candidate, search_best
 from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
 
 
@@ -70,33 +74,69 @@ class Offers:
         return [one for one in self.every if one.role == role]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A search of one slice in one role; `auto`: at all batches that fit, instead of the request's."""
+
+    request: Request
+    auto: bool
+
+    @property
+    def slice_(self) -> Slice:
+        """The one slice."""
+        return self.request.slices[0]
+
+    @property
+    def role(self) -> str:
+        """The phase."""
+        return self.request.work.phase
+
+
 def find_offers(request: FleetRequest, progress: Progress) -> Offers:
     """Search every slice in both roles, small ones first; an interrupt keeps what was found until then."""
     offers = Offers()
+    started = time.perf_counter()
+    at_once = max(2, request.workers or os.cpu_count() or 1)
     try:
-        for slice_ in request.slices:
-            for role in ROLES:
-                progress(f"searching {slice_.name}, {role}")
-                _search(request, slice_, role, offers)
+        for first in range(0, len(request.slices), at_once):
+            every = [asked(request, s, role) for s in request.slices[first : first + at_once] for role in ROLES]
+            results = in_parallel(every, search_asked, request.workers)
+            for one in every:
+                progress(f"searching {one.slice_.name}, {one.role}")
+                found, problem = next(results)
+                _add(request, one, found, problem, offers)
+                if found.interrupted:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         offers.interrupted = True
+    offers.search_s = time.perf_counter() - started
     return offers
 
 
-def _search(request: FleetRequest, slice_: Slice, role: str, offers: Offers) -> None:
-    asked = request.of(role, slice_, request.prefill_batches if role == "prefill" else (1,))
-    if role == "decode":
-        batches = request.decode_batches or fitting_batches(largest_batch(asked, slice_))
-        asked = request.of(role, slice_, batches)
-    started = time.perf_counter()
-    swept = sweep(asked)
-    offers.search_s += time.perf_counter() - started
-    offers.found[f"{slice_.name} {role}"] = swept.found[slice_.name]
-    limit_s = request.targets.max_ttft_s if role == "prefill" else request.targets.max_step_s
-    for candidate in front(swept.bests):
-        plan = price_candidate(candidate, asked)
-        offer = offer_of(request, slice_, plan)
-        offers.shortest[role] = min(offers.shortest.get(role, (offer.step_s, offer.name)), (offer.step_s, offer.name))
+def asked(request: FleetRequest, slice_: Slice, role: str) -> Asked:
+    """The search of a slice in a role."""
+    batches = request.prefill_batches if role == "prefill" else request.decode_batches
+    return Asked(request.of(role, slice_, batches or (1,)), auto=not batches)
+
+
+def search_asked(one: Asked) -> tuple[Found, Problem]:
+    """The best layout of every batch, and the problem that was solved."""
+    problem = make_problem(one.request, one.slice_)
+    if one.auto:
+        batches = fitting_batches(largest_batch(one.request, one.slice_))
+        problem = replace(problem, work=msgspec.structs.replace(problem.work, batches=batches))
+    return search_best(problem), problem
+
+
+def _add(request: FleetRequest, one: Asked, found: Found, problem: Problem, offers: Offers) -> None:
+    """Price what was found, and keep what is within the targets."""
+    offers.found[f"{one.slice_.name} {one.role}"] = found
+    limit_s = request.targets.max_ttft_s if one.role == "prefill" else request.targets.max_step_s
+    bests = [Candidate(one.slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
+    for candidate in front(bests):
+        offer = offer_of(request, one.slice_, price_candidate(candidate, one.request))
+        shortest = (offer.step_s, offer.name)
+        offers.shortest[one.role] = min(offers.shortest.get(one.role, shortest), shortest)
         if limit_s is None or offer.step_s <= limit_s:
             offers.every.append(offer)
 

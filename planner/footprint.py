@@ -65,7 +65,7 @@ class Footprints:
         self.order = list(meshes(self.slice_, self.cuts))
 
     def need(self, problem: Problem, pairs: Pairs, value: int = 0, key: Key = frozenset()) -> Need:
-        """What the first of the pairs that fits needs; `value`: the number of sequences or tokens asked for."""
+        """What the first of the pairs that fits needs; `value`: sequences or tokens (0: failing tells of no other)."""
         least_bytes = inf
         for mesh in list(self.order):
             if dominated(value, key, self.unfit.setdefault(mesh, [])):
@@ -76,7 +76,8 @@ class Footprints:
                 self.order.remove(mesh)
                 self.order.insert(0, mesh)
                 return Need(found.choice, least_bytes)
-            self.unfit[mesh].append((value, key))
+            if value:
+                self.unfit[mesh].append((value, key))
         return Need(None, least_bytes)
 
 

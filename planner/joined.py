@@ -21,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.residuals import CODES, States
+from strategies.assignments import fit_part
 from strategies.components import Component, Part, entry_parts, exit_parts
 from strategies.cost import Speeds, Totals
 from strategies.glue import GIVEN
 from strategies.rates import Floats, Ints, Rates
 from strategies.shared import Plays, price_shared
-from strategies.tables import Table, fit_part, scope_of
+from strategies.tables import Table, scope_of
 
+ROWS_AT_ONCE, ROWS_CACHED = 1 << 20, 1 << 16
 _READ = {code: i for i, code in enumerate(CODES)}
 _GIVE = {code: i for i, code in enumerate(GIVEN)}
 
@@ -62,13 +64,58 @@ class Joined:
         early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.early_s, self.late_s))
         return early, late
 
+    @cached_property
+    def least_late_s(self) -> Floats:
+        """[columns]: the least late seconds of one layer."""
+        return np.asarray(self.late_s.min(axis=0))
+
+    def take(self, rows: Ints) -> Joined:
+        """These rows only."""
+        faces, face = np.unique(self.face[rows], return_inverse=True)
+        return Joined(
+            self.component,
+            self.tables,
+            self.table_of[rows],
+            self.row_of[rows],
+            self.early_s[rows],
+            self.late_s[rows],
+            self.stored_bytes[rows],
+            self.peak_bytes[rows],
+            face.reshape(-1),
+            self.reads[faces],
+            self.gives[faces],
+        )
+
 
 @dataclass(frozen=True)
-class Glue:
-    """[faces, residuals, columns]: seconds of entry and exit, without and with hops and launches; inf: impossible."""
+class GlueOf:
+    """A glue program: seconds of each end with each residual [ends, residuals, columns], and the end of each face."""
 
     early_s: Floats
     late_s: Floats
+    end: Ints
+
+
+@dataclass
+class Glue:
+    """Seconds of entry and exit of each face with each residual, without and with hops and launches; inf: none."""
+
+    programs: tuple[GlueOf, ...]
+
+    def at(self, residuals: slice | int) -> tuple[Floats, Floats]:
+        """Early and late seconds [faces, residuals, columns] with these residuals (with one: [faces, columns])."""
+        early = sum(one.early_s[:, residuals][one.end] for one in self.programs)
+        return np.asarray(early), np.asarray(sum(one.late_s[:, residuals][one.end] for one in self.programs))
+
+    @cached_property
+    def early_s(self) -> Floats:
+        """[faces, residuals, columns]: all of them."""
+        return self.at(slice(None))[0]
+
+    @cached_property
+    def late_s(self) -> Floats:
+        """[faces, residuals, columns]: all of them."""
+        return self.at(slice(None))[1]
 
 
 def join(component: Component, tables: Sequence[Table]) -> Joined | None:
@@ -125,26 +172,27 @@ def price_glue(
         for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
             for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
                 wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
-    early: list[list[Floats]] = [[] for _ in every]
-    late: list[list[Floats]] = [[] for _ in every]
+    found: list[list[GlueOf]] = [[] for _ in every]
     evaluations = 0
     for (_, side), (part, users) in wanted.items():
         unique, inverse = _unique_rows(np.concatenate([ends for _, ends in users]))
-        first, second = _glue(part, every[0].component, unique, states.cuts, side, rates, fast, batches)
-        evaluations += second.size
+        step = max(1, ROWS_AT_ONCE // len(unique))
+        chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
+        priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches) for cuts in chunks]
+        early, late = (np.concatenate(one, axis=1) for one in zip(*priced, strict=True))
+        evaluations += late.size
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
-            early[number].append(first[inverse[start:stop]])
-            late[number].append(second[inverse[start:stop]])
-    glue = [Glue(np.asarray(sum(e)), np.asarray(sum(late_s))) for e, late_s in zip(early, late, strict=True)]
-    return glue, evaluations
+            found[number].append(GlueOf(early, late, inverse[start:stop]))
+    return [Glue(tuple(programs)) for programs in found], evaluations
 
 
 def _glue(
     part: Part, component: Component, ends: Ints, cuts: Ints, side: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[Floats, Floats]:
     """[ends, residuals, columns]: early and late seconds of a glue program; of the component it needs D and T only."""
-    plays = _cached_plays(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    plays_of = _cached_plays if len(ends) * len(cuts) <= ROWS_CACHED else _cached_plays.__wrapped__
+    plays = plays_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
     found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
     price_shared(scope_of(part, found.sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
     late = np.where(found.ok, np.broadcast_to(total.step_s, found.ok.shape), np.inf)

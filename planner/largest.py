@@ -43,12 +43,13 @@ KeyOf = Callable[[int], Key]
 Probe = Callable[[int, Key], Need]
 
 
-def largest_batch(request: Request, slice_: Slice) -> int | None:
+def largest_batch(request: Request, slice_: Slice, footprints: Footprints | None = None) -> int | None:
     """The largest batch that some layout fits on the slice at the request's context; None: not even one sequence.
 
     At most `LARGEST_BATCH`. The request's own batches and slices do not count; its programs and fixed roles do.
+    `footprints`: to be asked more afterwards, with the mesh that fitted last first.
     """
-    problem, footprints = make_problem(request, slice_), Footprints(slice_, request.cuts)
+    problem, footprints = make_problem(request, slice_), footprints or Footprints(slice_, request.cuts)
 
     def probe(batch: int, key: Key) -> Need:
         return footprints.need(problem, [(batch, batch)], batch, key)
@@ -56,12 +57,14 @@ def largest_batch(request: Request, slice_: Slice) -> int | None:
     return largest(slice_.devices, LARGEST_BATCH, probe, batch_key(slice_.devices), problem.usable_bytes)
 
 
-def largest_context(request: Request, slice_: Slice, batch: int | None = None) -> int | None:
+def largest_context(
+    request: Request, slice_: Slice, batch: int | None = None, footprints: Footprints | None = None
+) -> int | None:
     """The largest context at which some layout runs and fits the batch on the slice; None: not even one token.
 
     At most `LARGEST_CONTEXT`. `batch`: by default the request's first; it may be padded, as in a search.
     """
-    batches, footprints = (batch or request.work.batches[0],), Footprints(slice_, request.cuts)
+    batches, footprints = (batch or request.work.batches[0],), footprints or Footprints(slice_, request.cuts)
     pairs, usable_bytes = columns(batches, slice_.devices), slice_.chip.usable_hbm_bytes_per_device
 
     def probe(context: int, key: Key) -> Need:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from mesh.errors import InputError
@@ -19,6 +20,9 @@ from planner.report import title
 SUFFIXES = ("svg", "png", "html")
 _SIZE_INCHES = (9.0, 6.0)
 _LABEL_POINTS = 7
+_REACHES = (3, 10, 18, 28, 40, 55, 75, 100)
+Box = tuple[float, float, float, float]
+"""Left, low, right, high, in pixels."""
 
 
 def check_plot(option: str) -> None:
@@ -51,19 +55,15 @@ def _figure(file: PlanFile, frontier: Frontier, suffix: str) -> bytes:
 
 
 def _draw(panel: Any, file: PlanFile, frontier: Frontier) -> None:
-    faint = [(x, y) for x, y in (_place(point, frontier) for point in frontier.dominated) if y is not None]
+    faint = [_place(point, frontier) for point in frontier.dominated]
     if faint:
         xs, ys = zip(*faint, strict=True)
         panel.scatter(xs, ys, s=9, color="0.8", label="dominated", zorder=1)
     line = _lower_left([_place(point, frontier) for point in frontier.points])
     panel.plot(*zip(*line, strict=True), color="C0", linewidth=1.0, label="frontier", zorder=2)
-    for number, point in enumerate(frontier.points, 1):
-        x, y = _place(point, frontier)
+    places = [_place(point, frontier) for point in frontier.points]
+    for number, (x, y) in enumerate(places, 1):
         panel.scatter([x], [y], s=24, color="C0", zorder=3, gid=_gid(number))
-        text = f"{point.slice}, batch {point.batch}"
-        panel.annotate(
-            text, (x, y), (4, 4), textcoords="offset points", fontsize=_LABEL_POINTS, rotation=30, va="bottom"
-        )
     step = "step" if file.plans[0].phase == "decode" else "prefill of the whole batch"
     unit = "$ per million tokens" if COST in frontier.axes else "chip-milliseconds per token"
     panel.set(xscale="log", yscale="log", xlabel=f"{step}, ms", ylabel=unit)
@@ -72,6 +72,46 @@ def _draw(panel: Any, file: PlanFile, frontier: Frontier) -> None:
     panel.grid(which="major", color="0.92", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.legend(frameon=False)
+    panel.figure.draw_without_rendering()  # where the axes lie is settled
+    _label(panel, places, [f"{point.slice}, batch {point.batch}" for point in frontier.points])
+
+
+def _label(panel: Any, places: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
+    """Each text beside its point: the nearest place where it covers no point and no other text, with a line if far."""
+    scale = panel.figure.dpi / 72  # pixels of a typographic point
+    dots = [tuple(panel.transData.transform(place)) for place in places]
+    taken = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in dots]
+    for place, (x, y), text in zip(places, dots, texts, strict=True):
+        width, height = _LABEL_POINTS * 0.56 * len(text) * scale, _LABEL_POINTS * 1.2 * scale
+        options = [(dx, dy) for reach in _REACHES for dx, dy in _around(reach, scale, width, height)]
+        dx, dy = next((o for o in options if _free(_box(x, y, o, width, height), taken)), options[0])
+        taken.append(_box(x, y, (dx, dy), width, height))
+        far = (dx, dy) not in options[:4]
+        panel.annotate(
+            text,
+            place,
+            (dx / scale, dy / scale),
+            textcoords="offset points",
+            fontsize=_LABEL_POINTS,
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": "0.5", "shrinkA": 0, "shrinkB": 2}
+            if far
+            else None,
+        )
+
+
+def _around(reach: float, scale: float, width: float, height: float) -> list[tuple[float, float]]:
+    """Where a text's lower left corner may lie, in pixels from its point: right above, left below, and so on."""
+    near = reach * scale
+    return [(near, near), (-near - width, -near - height), (near, -near - height), (-near - width, near)]
+
+
+def _box(x: float, y: float, offset: tuple[float, float], width: float, height: float) -> Box:
+    return x + offset[0], y + offset[1], x + offset[0] + width, y + offset[1] + height
+
+
+def _free(box: Box, taken: Sequence[Box]) -> bool:
+    left, low, right, high = box
+    return all(right < a or c < left or high < b or d < low for a, b, c, d in taken)
 
 
 def _place(point: Point, frontier: Frontier) -> tuple[float, float]:
@@ -122,6 +162,6 @@ def _page(file: PlanFile, svg: str) -> str:
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}</title>\n'
         "<style>body { font-family: sans-serif } svg { max-width: 100%; height: auto }</style>\n</head>\n<body>\n"
-        f"<h1>{name}</h1>\n<p>Point at a point of the frontier for its figures; plans are numbered as in the JSON.</p>\n"
+        f"<h1>{name}</h1>\n<p>Point at a point of the frontier for its figures.</p>\n"
         f"{drawing}</body>\n</html>\n"
     )

@@ -13,7 +13,8 @@ from strategies.notation import LayoutError
 from strategies.prices import Number
 from strategies.rates import Rates
 from strategies.sizes import Fit
-from strategies.tables import fit_part, scope_of
+from strategies.assignments import fit_part
+from strategies.tables import scope_of
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
-from planner.report import roles_text
 from planner.report_text import Block, Lines, Table, gb
+from planner.roles_text import roles_over
 
 
 def report(found: Fits) -> list[Block]:
@@ -45,8 +45,16 @@ def _row(slice_: SliceFits, of: Largest) -> list[str]:
         *([gb(nbytes) for nbytes in held] or ["", "", ""]),
         f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}" if memory else "",
         runs_out_text(of),
-        "; ".join(dict.fromkeys(roles_text(one) for one in of.layouts if one.component.startswith(("att", "block")))),
+        _attention(of),
     ]
+
+
+def _attention(of: Largest) -> str:
+    """What cuts caches: the roles of attention, or of parallel blocks."""
+    if of.mesh is None:
+        return ""
+    cached = [one for one in of.layouts if one.component.startswith(("attention", "block"))]
+    return "; ".join(dict.fromkeys(roles_over(one, of.mesh) for one in cached))
 
 
 def runs_out_text(of: Largest) -> str:

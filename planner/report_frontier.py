@@ -77,8 +77,8 @@ def _lines(file: PlanFile, frontier: Frontier) -> list[str]:
     points, dominated, search = len(frontier.points), len(frontier.dominated), file.search
     missed = f", {frontier.missed} more miss a target" if frontier.missed else ""
     return [
-        f"{points + dominated + frontier.missed} choices of slice and batch, each with its best layout: {points} on the "
-        f"frontier, {dominated} dominated{missed}",
+        f"{points + dominated + frontier.missed} choices of slice and batch, each with its best layout: {points} on "
+        f"the frontier, {dominated} dominated{missed}",
         f"{search.candidates:,} layouts covered, {search.evaluations:,} programs priced, in {search.wall_s:.2f} s; "
         f"proved best: {search.proved_optimal}",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from planner.coupled_proof import Proof
 from planner.plan import Plan
 from planner.planfile import PlanFile
 from planner.report import constants_of, plan_table
@@ -99,6 +100,8 @@ def _between(number: int, entry: ServingEntry) -> Iterator[str]:
         yield f"way {number}: {transfer_text(entry.transfer)}"
     if entry.together is not None:
         yield f"way {number}: {memory_text(entry.together)}"
+        if entry.together.proof is not None:
+            yield f"way {number}: {proof_text(entry.together.proof)}"
         yield f"way {number}: a prefill step's caches into the decode layout: {_move_text(entry.together.insert)}"
 
 
@@ -124,6 +127,13 @@ def memory_text(held: Together) -> str:
         f"{how[held.weights]}; HBM {gb(held.total_bytes)} GB of {gb(held.usable_bytes)} per device at its fullest "
         f"({held.fullest})"
     )
+
+
+def proof_text(proof: Proof) -> str:
+    """What CP-SAT proved of a pair."""
+    if proof.gap:
+        return f"best pair found that shares the weights at these batches: by cp-sat, gap {proof.gap:.2%} when ended"
+    return "proved the best pair that shares the weights at these batches: by cp-sat"
 
 
 def _move_text(move: Move) -> str:

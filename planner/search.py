@@ -10,13 +10,14 @@ join      the sum over components is least for some state of the residual; withi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from planner.board import Board
+from planner.board import Board, worst_of
 from planner.choices import Found, Problem, distinct
 from planner.joined import Joined, join
-from planner.meshes import Mesh, meshes
+from planner.meshes import ALL, TWO, Mesh, meshes
 from planner.residuals import states
 from strategies.components import IDLE, Body, Component
 from strategies.rates import Ints, Rates, tabulate_rates
@@ -37,7 +38,7 @@ def search(problem: Problem, top: int) -> Found:
 
     An interrupt ends it with the best so far, `Found.interrupted`; a `KeyboardInterrupt` where there is none yet.
     """
-    found = Found()
+    found = Found() if problem.cuts != ALL else _seeded(problem, top)
     try:
         for mesh in meshes(problem.slice_, problem.cuts):
             _search_mesh(problem, mesh, top, found)
@@ -50,6 +51,12 @@ def search(problem: Problem, top: int) -> Found:
     return found
 
 
+def _seeded(problem: Problem, top: int) -> Found:
+    """What a search with fewer cuts finds: all of it is in the space, and bounds what is worth a look there."""
+    coarse = search(replace(problem, cuts=TWO), top)
+    return Found(choices=coarse.choices, evaluations=coarse.evaluations)
+
+
 def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     pairs = columns(problem.work.batches, problem.slice_.devices)
@@ -60,12 +67,17 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     state = states(len(mesh), problem.work.phase)
     board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
-    found.evaluations += board.evaluations
+    worst_s = np.array([worst_of(found.choices.setdefault(batch, []), top) for batch, _ in pairs])
     for column, (batch, _) in enumerate(pairs):
-        board.best(column, top, found.choices.setdefault(batch, []))
         least = board.least_bytes(column)
         found.least_bytes[batch] = min(least, found.least_bytes.get(batch, np.inf))
         board.over_memory(column, found)
+        worst_s[column] = worst_s[column] if least <= problem.usable_bytes else -np.inf
+    near = board.within(worst_s)
+    if near is not None:
+        found.evaluations += near.evaluations
+        for column, (batch, _) in enumerate(pairs):
+            near.best(column, top, found.choices[batch])
 
 
 def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:

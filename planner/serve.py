@@ -18,7 +18,8 @@ from planner.choices import Found
 from planner.meshes import TWO
 from planner.planfile import SCHEMA, PlanFile, Search
 from planner.ranges import chosen_slices
-from planner.request import Progress
+from planner.request import CP_SAT, EXHAUSTIVE, Progress
+from planner.serve_coupled import proved_ways
 from planner.serve_request import ServeRequest, Way
 from planner.serve_share import by_letters, sharing
 from planner.serve_ways import Priced, numbered, shown, ways_on_one, ways_on_two
@@ -62,12 +63,15 @@ def serve(
     constants: str = "chip",
     cuts: str = TWO,
     workers: int | None = None,
+    solver: str = EXHAUSTIVE,
+    solver_seconds: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PlanFile:
     """The best ways to serve prompts of `input_tokens` with `output_tokens` each: `serving` of the plan file.
 
     `slices`, and every legal slice of `chips` with a number of chips in `chip_counts`; `batches`: of decode, "auto":
     powers of two and the largest that fits each slice; `cuts`, `workers` and the rest as in `planner.api.plan`;
+    `solver` "cp-sat": also pairs on one slice that share their weights, each solved within `solver_seconds`;
     `objective`: "throughput" (output tokens per second and chip), "latency" (seconds of a request) or "cost".
     Raises InputError on bad input and NothingFits where no way to serve fits or meets the targets.
     """
@@ -95,6 +99,8 @@ def serve(
         programs=tuple(program for path in programs for program in read_layout(Path(path))),
         cuts=cuts,
         workers=workers,
+        solver=solver,
+        solver_seconds=solver_seconds,
     )
     return make_serving(request, VERSION, progress)
 
@@ -105,7 +111,8 @@ def make_serving(request: ServeRequest, version: str, progress: Progress = lambd
     swept = _swept(request, version, progress)
     priced = Priced(request)
     ways = [*_on_one(request, swept, priced, progress), *_on_two(request, swept, priced, progress)]
-    covered = _covered(swept, started)
+    interrupted = _proved(request, swept, priced, ways, progress)
+    covered = _covered(swept, started, interrupted)
     meeting = [way for way in ways if not way.missed(request)]
     notes = _notes(request, ways, meeting)
     if not meeting:
@@ -154,10 +161,29 @@ def _on_one(request: ServeRequest, swept: Mapping[str, Sweep], priced: Priced, p
         progress(f"pairing prefill and decode on {slice_.name}")
         prefills, decodes = (_of_slice(swept[phase], slice_) for phase in PHASES)
         for alike in by_letters(decodes):
-            pairs = product((*prefills, *sharing(request, alike, priced)), alike)
-            for prefill, decode in pairs:
+            for prefill, decode in product((*prefills, *sharing(request, alike, priced)), alike):
                 ways += ways_on_one(request, slice_, priced.plan(prefill), priced.plan(decode))
     return ways
+
+
+def _proved(
+    request: ServeRequest, swept: Mapping[str, Sweep], priced: Priced, ways: list[Way], progress: Progress
+) -> bool:
+    """Add the pairs that CP-SAT finds; whether an interrupt ended it."""
+    if request.solver != CP_SAT:
+        return False
+    try:
+        for slice_ in request.slices:
+            best = ([priced.plan(one) for one in _of_slice(swept[phase], slice_)] for phase in PHASES)
+            pairs = [(p, d) for p, d in product(*best) if p.batch <= d.batch]
+            here = [way for way in ways if way.together and way.decode.slice == slice_.name]
+            for way in proved_ways(request, slice_, pairs, here, progress):
+                ways.append(way)
+    except KeyboardInterrupt:
+        if not ways:
+            raise
+        return True
+    return False
 
 
 def _of_slice(swept: Sweep, slice_: Slice) -> list[Candidate]:
@@ -171,9 +197,9 @@ def _on_two(request: ServeRequest, swept: Mapping[str, Sweep], priced: Priced, p
     return list(ways_on_two(request, swept["prefill"].bests, swept["decode"].bests, priced))
 
 
-def _covered(swept: Mapping[str, Sweep], started: float) -> Search:
+def _covered(swept: Mapping[str, Sweep], started: float, interrupted: bool) -> Search:
     found: list[Found] = [one for each in swept.values() for one in each.found.values()]
-    interrupted = any(each.interrupted for each in swept.values())
+    interrupted |= any(each.interrupted for each in swept.values())
     return Search(
         candidates=sum(one.candidates for one in found),
         evaluations=sum(one.evaluations for one in found),

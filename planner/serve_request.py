@@ -11,7 +11,7 @@ from mesh.errors import InputError
 from mesh.slices import Slice
 from planner.meshes import TWO
 from planner.plan import Plan
-from planner.request import Request
+from planner.request import EXHAUSTIVE, Request, check_solver
 from planner.serving import MODES, Pace, Together
 from planner.targets import Prices, Targets, check_prices, dollars_per_million_tokens, price_of
 from planner.transfer import Transfer, chip_dcn_bytes_per_s
@@ -28,7 +28,7 @@ class ServeRequest:
 
     `auto`: instead of `batches`, powers of two and the largest that fits each slice; `cuts`, `workers`: as in
     `planner.request`. `modes`: ways to serve, of `serving.MODES`. Targets hold for the worst time per token, and the
-    worst to the first token.
+    worst to the first token. `solver` "cp-sat": also pairs that share their weights, each within `solver_seconds`.
     Raises `InputError` on what contradicts itself.
     """
 
@@ -48,6 +48,8 @@ class ServeRequest:
     cuts: str = TWO
     auto: bool = False
     workers: int | None = None
+    solver: str = EXHAUSTIVE
+    solver_seconds: float | None = None
 
     def __post_init__(self) -> None:
         check_count("input", self.input, LARGEST_CONTEXT)
@@ -61,6 +63,7 @@ class ServeRequest:
             raise InputError(f"objective '{self.objective}' is not known; expected {', '.join(OBJECTIVES)}")
         if self.objective == "cost" and not self.prices:
             raise InputError("objective 'cost' needs prices; add --price-per-chip-hour, such as v5e=1.2")
+        check_solver(self.solver, self.solver_seconds)
         check_prices(self.prices, (slice_.chip.name for slice_ in self.slices))
         if "disaggregated" in self.modes:
             for slice_ in self.slices:

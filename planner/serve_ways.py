@@ -24,6 +24,9 @@ from planner.serving import Together
 from planner.sweep import Candidate, price_candidate
 from planner.transfer import Side, side_of, transfer
 
+PACES = {"batched": batched, "interleaved": interleaved}
+"""The ways to serve on one slice."""
+
 PAIRS_IN_FULL = 1024
 """With more pairs of plans than this, two slices are paired from the best of each phase only (`front`)."""
 
@@ -62,23 +65,30 @@ def ways_on_one(request: ServeRequest, slice_: Slice, prefill: Plan, decode: Pla
     if prefill.batch > decode.batch:
         return
     pair = Pair(prefill, decode, slice_)
-    for mode, pace_of in (("batched", batched), ("interleaved", interleaved)):
+    for mode in PACES:
         at_once = mode == "batched" and prefill_steps(prefill, decode) == 1
         held = pair.kept(at_once=at_once) if mode in request.modes else None
         if held is not None:
-            pace = pace_of(steps_of(request, prefill, decode, held))
-            way = Way(
-                mode=mode,
-                prefill=prefill,
-                decode=decode,
-                prefill_slices=1,
-                decode_slices=1,
-                ratio=None,
-                replicas=1,
-                pace=pace,
-                together=held,
-            )
-            yield way.with_replicas(replicas_for(_least(request), pace.requests_per_s))
+            yield way_on_one(request, mode, prefill, decode, steps_of(request, prefill, decode, held), held)
+
+
+def way_on_one(
+    request: ServeRequest, mode: str, prefill: Plan, decode: Plan, steps: Steps, held: Together | None
+) -> Way:
+    """Batched or interleaved serving at these seconds, as often as the request asks for."""
+    pace = PACES[mode](steps)
+    way = Way(
+        mode=mode,
+        prefill=prefill,
+        decode=decode,
+        prefill_slices=1,
+        decode_slices=1,
+        ratio=None,
+        replicas=1,
+        pace=pace,
+        together=held,
+    )
+    return way.with_replicas(replicas_for(_least(request), pace.requests_per_s))
 
 
 def _least(request: ServeRequest) -> float:

@@ -5,6 +5,7 @@ Everything is SI; seconds are estimates of the plans' steps. What queues form wh
 
 from __future__ import annotations
 
+from planner.coupled_proof import Proof
 from planner.plan import Value
 from planner.transfer import Transfer
 
@@ -51,7 +52,8 @@ class Together(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `shared`: one copy, as both plans cut every weight the same way. `copies`: of those that they do not, two, the
     prefill's of `copied_bytes`. `resharded`: one, of which those are moved into the other layout before each prefill
     and back after it (`switch`: both ways). `insert`: one prefill step's caches into the decode layout. `kv_bytes`: of
-    the decode. `total_bytes`: at the fullest moment, which is named (`planner.serve_memory`).
+    the decode. `total_bytes`: at the fullest moment, which is named (`planner.serve_memory`). `proof`: what CP-SAT proved of a pair that
+    shares its weights, in seconds of the slice per request, insertion left out.
     """
 
     weights: str
@@ -63,6 +65,7 @@ class Together(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fullest: str
     switch: Move
     insert: Move
+    proof: Proof | None = None
 
 
 class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,13 +28,13 @@ from planner.plan import Plan
 from planner.priced import ready
 from planner.pricing import price_layout
 from planner.search import columns
+from strategies.assignments import fit_part
 from strategies.components import IDLE, Body, Component, components
 from strategies.cost import price_steps, speeds
 from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.notation import LayoutError
 from strategies.rates import Rates, tabulate_rates
-from strategies.tables import fit_part
 from strategies.workload import Dtypes, Workload
 
 MOST_KEPT = 64  # of a state: more than 5 distinct layouts in each of the 6 ways to swap three equal axes

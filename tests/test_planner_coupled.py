@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import _thread
-import itertools
-import threading
 from dataclasses import replace
 from random import Random
 from types import ModuleType
-from typing import Any
 
 import pytest
-from ortools.sat.python import cp_model
 
-from mesh.errors import InputError
-from planner import coupled, coupled_sweep
 from planner.choices import Choice, Problem, order_key
 from planner.coupled import solve_coupled
-from planner.coupled_model import run, scale_of
-from planner.coupled_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
-from planner.coupled_rows import Block
+from planner.coupled_proof import INFEASIBLE, OPTIMAL, Proof
 from planner.layout import from_choice
 from planner.pricing import price_layout
 from planner.search import search

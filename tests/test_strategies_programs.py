@@ -10,6 +10,7 @@ import pytest
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies import glue
+from strategies.assignments import fit_part
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, components
 from strategies.configs import load_model
@@ -18,7 +19,7 @@ from strategies.layoutfile import FEATURES, builtin_programs, parse_layout, read
 from strategies.notation import Program
 from strategies.primitives import PRIMITIVES
 from strategies.rates import Ints, tabulate_rates
-from strategies.tables import fit_part, price_body, scope_of
+from strategies.tables import price_body, scope_of
 from strategies.workload import Dtypes, Workload
 
 README = (Path(__file__).parent.parent / "strategies" / "README.md").read_text("utf-8")

@@ -7,12 +7,13 @@ import pytest
 
 from mesh.slices import parse_slice
 from planner.meshes import meshes
+from strategies.assignments import enumerate_rows, fit_part, masks_of
 from strategies.components import IDLE, Body, Component, components
 from strategies.configs import load_model
 from strategies.cost import Totals, price_steps, speeds
 from strategies.rates import tabulate_rates
 from strategies.shared import Plays, price_shared, step_groups
-from strategies.tables import enumerate_rows, fit_part, masks_of, scope_of
+from strategies.tables import scope_of
 from strategies.workload import Dtypes, Workload
 
 SLICE = parse_slice("v5p:4x4x12")

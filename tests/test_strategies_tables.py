@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
+from strategies.assignments import fit_part, masks_of
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import Body, Component, Part, components
@@ -14,7 +15,7 @@ from strategies.configs import load_model
 from strategies.cost import ArrayScope, Totals, price_steps, speeds
 from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.rates import Ints, tabulate_rates
-from strategies.tables import fit_part, masks_of, price_body, scope_of
+from strategies.tables import price_body, scope_of
 from strategies.workload import Dtypes, Workload
 
 V5P = parse_slice("v5p:4x4x4")

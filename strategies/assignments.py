@@ -1,0 +1,112 @@
+"""Assignments of a body's roles to mesh axes: listing them, and ruling out those whose dims do not divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.components import IDLE, Body, Component, Part
+from strategies.rates import Ints, Rates
+from strategies.shared import Plays
+from strategies.sizes import Fit, fit
+
+Rows = NDArray[np.int8]
+Rejection = tuple[str, str, int, dict[str, float]]
+"""Component, reason, how many assignments, and the numbers of an example."""
+LISTED_AT_ONCE = 1 << 15
+"""So many assignments are listed at once, and shared by meshes of equally many axes; more grow axis by axis."""
+
+
+def assignments(
+    component: Component, body: Body, rates: Rates, batches: Ints, allowed: tuple[frozenset[str], ...]
+) -> tuple[Rows, Plays, list[Rejection]]:
+    """Assignments of the body's roles to mesh axes, and what was ruled out while listing them.
+
+    `allowed[i]` are the program axes that mesh axis i may play. Every assignment that can run is listed.
+    """
+    if np.prod([len(names) for names in allowed], dtype=float) <= LISTED_AT_ONCE:
+        return *_listed(body, allowed), []
+    return _grown(component, body, rates, batches, allowed)
+
+
+@lru_cache(maxsize=256)
+def _listed(body: Body, allowed: tuple[frozenset[str], ...]) -> tuple[Rows, Plays]:
+    """All of them: slices and meshes of equally many axes share the list."""
+    choices = (*body.axes, IDLE)
+    rows = enumerate_rows(len(choices), len(allowed))
+    for i, names in enumerate(allowed):
+        rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
+    rows = _required_rows(rows, body, choices)
+    return rows, Plays(masks_of(rows, choices), len(rows))
+
+
+def _grown(
+    component: Component, body: Body, rates: Rates, batches: Ints, allowed: tuple[frozenset[str], ...]
+) -> tuple[Rows, Plays, list[Rejection]]:
+    """All but those of which the first axes alone cut some dim so that it does not divide.
+
+    More axes cut it no better: what does not divide c ways, or only with too much padding, does not divide a multiple
+    of c ways either. Needs of another kind (`whole`, `requires`) are left for later.
+    """
+    choices = (*body.axes, IDLE)
+    rows, found = np.zeros((1, 0), dtype=np.int8), list[Rejection]()
+    parts = [replace(part, needs=replace(part.needs, whole=())) for part in body.parts]
+    for number, names in enumerate(allowed):
+        options = np.array([i for i, choice in enumerate(choices) if choice in names], dtype=np.int8)
+        rows = np.column_stack([np.repeat(rows, len(options), axis=0), np.tile(options, len(rows))])
+        if number < len(allowed) - 1:
+            each = int(np.prod([len(later) for later in allowed[number + 1 :]], dtype=np.int64))
+            fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in parts]
+            found += [r for one in fits for r in rejections(one, component, batches, each)]
+            rows = rows[np.logical_and.reduce([one.ok for one in fits]).any(axis=1)]
+    rows = _required_rows(rows, body, choices)
+    return rows, Plays(masks_of(rows, choices), len(rows)), found
+
+
+def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
+    """Rows in which some mesh axis plays a role that the program requires; without it the program is another's."""
+    required = {axis for part in body.parts for axis in part.program.requires}
+    if not required:
+        return rows
+    return rows[np.isin(rows, [i for i, axis in enumerate(choices) if axis in required]).any(axis=1)]
+
+
+def enumerate_rows(choices: int, axes: int) -> Rows:
+    """Every assignment of `choices` roles to `axes` mesh axes."""
+    return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, choices**axes).T
+
+
+def masks_of(rows: Rows, choices: Sequence[str]) -> dict[str, Ints]:
+    """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
+    bits = 1 << np.arange(rows.shape[1], dtype=np.int64)
+    return {
+        axis: ((rows == i) * bits).sum(axis=1, dtype=np.int64)[:, None]
+        for i, axis in enumerate(choices)
+        if axis != IDLE
+    }
+
+
+def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
+    """Sizes of a part's dims for every row, and which rows are possible."""
+    rows = len(next(iter(masks.values()))) if masks else 1
+    return fit(part.needs, component.dims, part.program.pad, batches, lambda axes: ways_of(axes, masks, rates), rows)
+
+
+def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
+    """Devices over which these program axes cut, in every row: [rows, 1]."""
+    return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
+
+
+def rejections(found: Fit, component: Component, batches: Ints, each: int = 1) -> list[Rejection]:
+    """How many rows each need ruled out, with an example; a row stands for `each` assignments."""
+    result = []
+    for dim, reason, bad, ways in found.failures:
+        row, column = np.unravel_index(int(bad.argmax()), bad.shape)
+        size = float(batches[0, column]) if dim == "B" else component.dims[dim]
+        example = {"ways": float(ways[row, column]), dim: size}
+        result.append((component.name, reason, each * int(bad.any(axis=1).sum()), example))
+    return result
