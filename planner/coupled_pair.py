@@ -1,10 +1,11 @@
 """A prefill and a decode layout on one slice that share one copy of the weights: the best pair, proved by CP-SAT.
 
 Both run on one mesh. Every weight tensor has one spec: the same shape after padding, and per dim the same mesh axes in
-the same order, in both phases. The norms' vectors are no part of this: either layout takes its part of vectors that
-every device holds whole (`pricing.norm_bytes`). Caches are one spec too (`cache="equal"`: no cut over S then, whose
-positions a prefill keeps in zigzag order and a decode striped), or free (`"resharded"`: what moving them costs is for
-the caller to price, as `planner.serve_reshard.insert_move` does).
+the same order, in both phases. Layouts are those that a plan file can say (`coupled_sides.orders_of`). The norms'
+vectors are no part of this: either layout takes its part of vectors that every device holds whole
+(`pricing.norm_bytes`). Caches are one spec too (`cache="equal"`: no cut over S then, whose positions a prefill keeps in
+zigzag order and a decode striped), or free (`"resharded"`: what moving them costs is for the caller to price, as
+`planner.serve_reshard.insert_move` does).
 
 Least, in seconds of the slice per request of `output` tokens:
 
@@ -33,7 +34,7 @@ from planner.choices import Found
 from planner.coupled_model import Ended, run
 from planner.coupled_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
 from planner.coupled_rows import SLACK, boards
-from planner.coupled_sides import Side, least_by_cut, same_mesh, sides_of
+from planner.coupled_sides import Side, by_place, least_by_cut, same_mesh, sides_of
 from planner.coupled_specs import Stored
 from planner.layout import NAMES, Assigned, Layout
 from planner.plan import Plan, TensorSpec
@@ -57,8 +58,7 @@ class SharedCandidate(Candidate):
 
     def layout(self) -> Layout:
         """The layout of the choice, with one mesh axis for each piece, major first."""
-        mesh = self.choice.mesh
-        place = sorted(range(len(mesh)), key=lambda i: (mesh[i].axis, -mesh[i].stride))
+        mesh, place = self.choice.mesh, by_place(self.choice.mesh)
         names = NAMES[: len(mesh)]
         assigned = tuple(
             Assigned(c, c.body(p.body), tuple(p.axes[i] for i in place))

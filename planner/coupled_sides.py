@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
+from itertools import chain, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from planner.board import Board
 from planner.coupled_rows import SLACK
 from planner.coupled_specs import Specs, Stored, specs_of, unordered, weights_of
 from planner.fronts import Options
+from planner.meshes import Mesh
 from planner.pricing import norm_bytes
 from planner.residuals import CODES
 from strategies.rates import Floats, Ints, tabulate_rates
@@ -164,14 +165,27 @@ def least_by_cut(sides: Sequence[Side]) -> list[Floats]:
 
 
 def orders_of(side: Side) -> dict[int, list[tuple[int, ...]]]:
-    """By state, the orders of the mesh axes that its prefixes stand for."""
-    state, axes = side.board.state, side.board.state.cuts.shape[1]
+    """By state, the orders of the mesh axes that its prefixes stand for, and that a plan file can say.
+
+    A file says the order of those that cut the same dim of the residual: so those of B come first, then those of T and
+    of D, and at last the others by their place on the torus (`planner.given.laid_out`).
+    """
+    state, mesh = side.board.state, side.board.mesh
+    place = by_place(mesh)
     tables = {(int(r), p.tobytes()): n for n, (r, p) in enumerate(zip(state.residual, state.prefixes, strict=True))}
     found: dict[int, list[tuple[int, ...]]] = {}
     for residual, cut in enumerate(state.cuts.tolist()):
-        for order in permutations(range(axes)):
+        parts = [[axis for axis in place if CODES[cut[axis]] == dim] for dim in "BTD"]
+        rest = [axis for axis in place if CODES[cut[axis]] == "-"]
+        for orders in product(*(permutations(part) for part in parts)):
+            order = (*chain(*orders), *rest)
             found.setdefault(tables[residual, _prefixes(cut, order).tobytes()], []).append(order)
     return found
+
+
+def by_place(mesh: Mesh) -> list[int]:
+    """The mesh axes by physical axis, major first."""
+    return sorted(range(len(mesh)), key=lambda i: (mesh[i].axis, -mesh[i].stride))
 
 
 def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:

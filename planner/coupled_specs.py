@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from planner.joined import Joined
 from planner.residuals import CODES
 from planner.tensors import cache_types
+from strategies.assignments import fit_part, masks_of
 from strategies.bind import _Order
 from strategies.cost import Speeds
 from strategies.memory import weight_bytes
 from strategies.notation import Axes, Program, Tensor
 from strategies.rates import Floats, Ints, Rates
-from strategies.assignments import fit_part, masks_of
 from strategies.tables import scope_of
 
 Groups = tuple[tuple[int, ...], ...]

@@ -147,6 +147,10 @@ def _notes(request: FleetRequest, offers: Offers) -> tuple[str, ...]:
     notes = []
     if offers.interrupted:
         notes.append("interrupted: not every slice of the quota was searched; the proof is of the servers found so far")
+    if offers.skipped:
+        notes.append(
+            f"slices not searched: {offers.skipped}, each of which alone costs as much as a fleet without them"
+        )
     if not request.prices:
         notes.append("no prices given: least cost is fewest chips, whatever their kind")
     if request.utilisation == 1:

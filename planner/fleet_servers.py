@@ -17,10 +17,10 @@ serving). Left out: queues of requests that come unevenly, for which `utilisatio
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import ceil
 
 import msgspec
@@ -29,6 +29,7 @@ from mesh.slices import Slice
 from planner.choices import Found, Problem
 from planner.fleet_problem import ROLES, FleetProblem, Server
 from planner.fleet_request import FleetRequest
+from planner.fleet_solver import cost_of_some_fleet
 from planner.largest import largest_batch
 from planner.parallel import in_parallel
 from planner.plan import Plan
@@ -36,6 +37,9 @@ from planner.request import Progress, Request, make_problem
 from planner.serve_rates import Steps, decode_rate, prefill_rate
 from planner.sweep import Candidate, price_candidate, search_best
 from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
+
+AT_ONCE = 2
+"""Slices that are searched together, in both roles, in as many processes; always as many, on any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +64,15 @@ class Offer:
 class Offers:
     """All servers, what the searches found, and the shortest step of each role, with its name, whatever the targets.
 
-    `interrupted`: before all slices were searched. `search_s`: what the searches took.
+    `interrupted`: before all slices were searched. `skipped`: slices that cost too much to be of use. `search_s`: what
+    the searches took.
     """
 
     every: list[Offer] = field(default_factory=list)
     found: dict[str, Found] = field(default_factory=dict)
     shortest: dict[str, tuple[float, str]] = field(default_factory=dict)
     interrupted: bool = False
+    skipped: int = 0
     search_s: float = 0.0
 
     def of(self, role: str) -> list[Offer]:
@@ -93,24 +99,42 @@ class Asked:
 
 
 def find_offers(request: FleetRequest, progress: Progress) -> Offers:
-    """Search every slice in both roles, small ones first; an interrupt keeps what was found until then."""
+    """Search the slices in both roles, cheap ones first; an interrupt keeps what was found until then.
+
+    A slice that alone costs as much as a fleet that was found can be in no better one: it is skipped.
+    """
     offers = Offers()
     started = time.perf_counter()
-    at_once = max(2, request.workers or os.cpu_count() or 1)
+    order = sorted(request.slices, key=lambda s: (request.cost(s.chip.name, s.chips), s.chips, s.name))
     try:
-        for first in range(0, len(request.slices), at_once):
-            every = [asked(request, s, role) for s in request.slices[first : first + at_once] for role in ROLES]
-            results = in_parallel(every, search_asked, request.workers)
-            for one in every:
-                progress(f"searching {one.slice_.name}, {one.role}")
-                found, problem = next(results)
-                _add(request, one, found, problem, offers)
-                if found.interrupted:
-                    raise KeyboardInterrupt
+        for first in range(0, len(order), AT_ONCE):
+            some = order[first : first + AT_ONCE]
+            limit = least_found(request, offers)
+            cheap = [s for s in some if limit is None or request.cost(s.chip.name, s.chips) < limit]
+            offers.skipped += len(some) - len(cheap)
+            _search(request, cheap, offers, progress)
     except KeyboardInterrupt:
         offers.interrupted = True
     offers.search_s = time.perf_counter() - started
     return offers
+
+
+def least_found(request: FleetRequest, offers: Offers) -> Fraction | None:
+    """The cost of a fleet of these offers; None where none was found."""
+    if not all(offers.of(role) for role in ROLES):
+        return None
+    return cost_of_some_fleet(problem_of(request, offers))
+
+
+def _search(request: FleetRequest, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
+    every = [asked(request, slice_, role) for slice_ in slices for role in ROLES]
+    results = in_parallel(every, search_asked, request.workers)
+    for one in every:
+        progress(f"searching {one.slice_.name}, {one.role}")
+        found, problem = next(results)
+        _add(request, one, found, problem, offers)
+        if found.interrupted:
+            raise KeyboardInterrupt
 
 
 def asked(request: FleetRequest, slice_: Slice, role: str) -> Asked:

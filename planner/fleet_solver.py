@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _TIE_EFFORT = 10.0
 """Deterministic seconds of the solver for each way to break ties: a limit that does not depend on the machine."""
 
+_GUESS_EFFORT = 1.0
+"""The same, for a fleet that bounds the others' cost from above."""
+
 
 @dataclass(frozen=True)
 class Solved:
@@ -71,6 +74,20 @@ def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> Solved:
     counts = tuple(solved.counts[place[i]] for i in range(len(order)))
     check_fleet(problem, counts)
     return Solved(counts, solved.proof, solved.ended)
+
+
+def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
+    """The cost of a good fleet, soon found and not proved; None where none was. Raises `KeyboardInterrupt`."""
+    whole = whole_numbers(problem)
+    guess = first_guess(problem, whole)
+    found = Run(problem, whole, None).minimise(whole.costs, guess, _GUESS_EFFORT)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    counts = found.values or guess
+    if counts is None:
+        return None
+    check_fleet(problem, counts)
+    return problem.cost(counts)
 
 
 def _server_key(server: Server) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from planner.report import title
 SUFFIXES = ("svg", "png", "html")
 _SIZE_INCHES = (9.0, 6.0)
 _LABEL_POINTS = 7
-_REACHES = (3, 10, 18, 28, 40, 55, 75, 100)
+_REACHES = (5, 12, 20, 30, 42, 56, 75, 100)
 Box = tuple[float, float, float, float]
 """Left, low, right, high, in pixels."""
 

@@ -1,8 +1,8 @@
 """`--phase serve --solver cp-sat`: pairs of layouts on one slice that share one copy of the weights, proved best.
 
-Which pairs are worth proving: a pair of batches can do no better than with the fastest layout of each phase, no copies
-and no moves of weights or caches. Pairs are solved in that order, until none left can beat what was found, and at most
-`MOST_PAIRS` for each slice and way to serve.
+One pair of batches is solved for each slice and way to serve on it. Where the best way found without the solver moves
+weights before and after each prefill: its batches. Else those that would be best if both phases had their fastest
+layouts and nothing had to be moved, where that is better than what was found.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ from planner.serve_ways import PACES, way_on_one, ways_on_one
 from planner.sweep import price_candidate
 from strategies.cost import speeds
 
-MOST_PAIRS = 2
-
-Pairs = list[tuple[Plan, Plan]]
-
 
 def proved_ways(
-    request: ServeRequest, slice_: Slice, pairs: Pairs, found: Sequence[Way], progress: Progress
+    request: ServeRequest, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way], progress: Progress
 ) -> Iterator[Way]:
-    """Ways on one slice whose plans share their weights, for the pairs of best plans that promise most."""
-    solved: dict[tuple[int, int], list[Way]] = {}
+    """Ways on one slice whose plans share their weights; `pairs`: of best plans, `found`: ways without the solver."""
+    solved = set()
     for mode in (mode for mode in PACES if mode in request.modes):
-        ideal = [ideal_way(request, mode, prefill, decode) for prefill, decode in pairs]
-        ranked = sorted((way for way in ideal if not way.missed(request)), key=lambda way: way.rank(request))
-        for way in ranked[:MOST_PAIRS]:
-            known = [w for w in (*found, *(w for ws in solved.values() for w in ws)) if w.mode == mode]
-            ranks = [w.rank(request)[:2] for w in known if not w.missed(request)]
-            key = (way.prefill.batch, way.decode.batch)
-            if key not in solved and not (ranks and min(ranks) <= way.rank(request)[:2]):
-                progress(f"solving {slice_.name} at batches {key[0]} and {key[1]}")
-                solved[key] = list(_solved(request, slice_, *key))
-                yield from solved[key]
+        way = _worth_solving(request, mode, pairs, [w for w in found if w.mode == mode and not w.missed(request)])
+        key = (way.prefill.batch, way.decode.batch) if way else None
+        if key and key not in solved:
+            solved.add(key)
+            progress(f"solving {slice_.name} at batches {key[0]} and {key[1]}")
+            yield from _solved(request, slice_, *key)
+
+
+def _worth_solving(
+    request: ServeRequest, mode: str, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way]
+) -> Way | None:
+    """The way whose batches are to be solved; None: what was found cannot be beaten by sharing."""
+    best = min(found, key=lambda way: way.rank(request), default=None)
+    if best and best.together and best.together.weights == "resharded":
+        return best
+    ideal = [ideal_way(request, mode, prefill, decode) for prefill, decode in pairs]
+    first = min((w for w in ideal if not w.missed(request)), key=lambda way: way.rank(request), default=None)
+    if first is None or (best and best.pace.requests_per_s >= 0.99 * first.pace.requests_per_s):
+        return None
+    return first
 
 
 def ideal_way(request: ServeRequest, mode: str, prefill: Plan, decode: Plan) -> Way:
@@ -64,16 +70,16 @@ def _solved(request: ServeRequest, slice_: Slice, prompts: int, slots: int) -> I
     """The ways of the pair that CP-SAT proves best for these batches, if one fits."""
     from planner.coupled_pair import shared_pair
 
-    requests = [_at(request.of(phase), batch) for phase, batch in (("prefill", prompts), ("decode", slots))]
+    prefill, decode = _at(request.of("prefill"), prompts), _at(request.of("decode"), slots)
     try:
-        found = shared_pair(*requests, slice_, output=request.output, seconds=request.solver_seconds)
+        found = shared_pair(prefill, decode, slice_, output=request.output, seconds=request.solver_seconds)
     except InputError as error:
         if "no pair was found in so short a time" in str(error):
             return
         raise
     if found is None:
         return
-    plans = [price_candidate(c, r) for c, r in zip(found[:2], requests, strict=True)]
+    plans = price_candidate(found[0], prefill), price_candidate(found[1], decode)
     if all(is_recomputed(plan, request) for plan in plans):
         for way in ways_on_one(request, slice_, *plans):
             yield _with_proof(way, found[2])

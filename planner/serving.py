@@ -52,8 +52,9 @@ class Together(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `shared`: one copy, as both plans cut every weight the same way. `copies`: of those that they do not, two, the
     prefill's of `copied_bytes`. `resharded`: one, of which those are moved into the other layout before each prefill
     and back after it (`switch`: both ways). `insert`: one prefill step's caches into the decode layout. `kv_bytes`: of
-    the decode. `total_bytes`: at the fullest moment, which is named (`planner.serve_memory`). `proof`: what CP-SAT proved of a pair that
-    shares its weights, in seconds of the slice per request, insertion left out.
+    the decode. `total_bytes`: at the fullest moment, which is named (`planner.serve_memory`).
+    `proof`: what CP-SAT proved of a pair that shares its weights, in seconds of the slice per request, insertion left
+    out.
     """
 
     weights: str

@@ -59,7 +59,7 @@ def _grown(
         options = np.array([i for i, choice in enumerate(choices) if choice in names], dtype=np.int8)
         rows = np.column_stack([np.repeat(rows, len(options), axis=0), np.tile(options, len(rows))])
         if number < len(allowed) - 1:
-            each = int(np.prod([len(later) for later in allowed[number + 1 :]], dtype=np.int64))
+            each = _ends(rows, body, choices, allowed[number + 1 :])
             fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in parts]
             found += [r for one in fits for r in rejections(one, component, batches, each)]
             rows = rows[np.logical_and.reduce([one.ok for one in fits]).any(axis=1)]
@@ -67,12 +67,28 @@ def _grown(
     return rows, Plays(masks_of(rows, choices), len(rows)), found
 
 
+def _ends(rows: Rows, body: Body, choices: Sequence[str], later: Sequence[frozenset[str]]) -> Ints:
+    """[rows]: in how many ways the later axes may go on, a required role in each whole assignment."""
+    required = _required(body)
+    every = np.prod([len(names) for names in later], dtype=np.int64)
+    if not required:
+        return np.full(len(rows), every)
+    without = np.prod([len(names - required) for names in later], dtype=np.int64)
+    return np.where(_plays_any(rows, choices, required), every, every - without)
+
+
+def _required(body: Body) -> frozenset[str]:
+    return frozenset(axis for part in body.parts for axis in part.program.requires)
+
+
+def _plays_any(rows: Rows, choices: Sequence[str], axes: frozenset[str]) -> NDArray[np.bool_]:
+    return np.asarray(np.isin(rows, [i for i, axis in enumerate(choices) if axis in axes]).any(axis=1))
+
+
 def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
     """Rows in which some mesh axis plays a role that the program requires; without it the program is another's."""
-    required = {axis for part in body.parts for axis in part.program.requires}
-    if not required:
-        return rows
-    return rows[np.isin(rows, [i for i, axis in enumerate(choices) if axis in required]).any(axis=1)]
+    required = _required(body)
+    return rows[_plays_any(rows, choices, required)] if required else rows
 
 
 def enumerate_rows(choices: int, axes: int) -> Rows:
@@ -101,12 +117,12 @@ def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Int
     return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
 
 
-def rejections(found: Fit, component: Component, batches: Ints, each: int = 1) -> list[Rejection]:
+def rejections(found: Fit, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
     """How many rows each need ruled out, with an example; a row stands for `each` assignments."""
     result = []
     for dim, reason, bad, ways in found.failures:
         row, column = np.unravel_index(int(bad.argmax()), bad.shape)
         size = float(batches[0, column]) if dim == "B" else component.dims[dim]
         example = {"ways": float(ways[row, column]), dim: size}
-        result.append((component.name, reason, each * int(bad.any(axis=1).sum()), example))
+        result.append((component.name, reason, int((bad.any(axis=1) * each).sum()), example))
     return result

@@ -63,7 +63,7 @@ class Oracle:
     def best(self, batch: int, usable_bytes: float, top: int) -> list[Choice]:
         """The best `top` distinct layouts of a batch that fit, best first."""
         found: list[Choice] = []
-        for mesh in meshes(self.problem.slice_):
+        for mesh in meshes(self.problem.slice_, self.problem.cuts):
             rates = tabulate_rates(self.problem.slice_, [[piece] for piece in mesh])
             for _, padded in (pair for pair in columns([batch], self.problem.slice_.devices) if pair[0] == batch):
                 for residual, order in states(len(mesh), self.problem.work.phase, self.orders):

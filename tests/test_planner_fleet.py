@@ -293,6 +293,19 @@ def test_a_looser_target_never_makes_it_worse() -> None:
     assert costs[0] > costs[-1]
 
 
+def test_skipping_dear_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At little traffic large slices are not searched; with all of them searched the fleet is the same."""
+    little = Traffic(requests_per_s=5.0, input=2000, output=300)
+    short = found({"v5e": 16}, little)
+    assert short.notes[0].startswith("slices not searched: 2, each of which alone costs")
+    monkeypatch.setattr(fleet_servers, "least_found", lambda request, offers: None)
+    whole = found({"v5e": 16}, little)
+    assert whole.search.evaluations > short.search.evaluations
+    assert not any("not searched" in note for note in whole.notes)
+    assert _timeless(whole).fleet == _timeless(short).fleet
+    assert whole.plans == short.plans
+
+
 def test_targets_hold_in_the_fleet() -> None:
     """What is reported is within the targets that were given, at the utilisation that was given."""
     targets = Targets(max_step_s=0.006, max_ttft_s=0.2)

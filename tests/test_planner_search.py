@@ -10,9 +10,11 @@ from types import ModuleType
 
 import pytest
 
+import strategies.assignments
+from mesh.slices import parse_slice
 from planner.choices import Choice, Problem, layout_key
 from planner.layout import from_choice
-from planner.meshes import meshes
+from planner.meshes import ALL, meshes
 from planner.pricing import price_layout
 from planner.search import search
 from strategies.models import Model
@@ -101,6 +103,43 @@ def test_best_five_on_three_axes_are_those_of_brute_force(seed: int, bruteforce:
     problem, model = bruteforce.toy_case(seed, THREE_AXES)
     _check(problem, bruteforce.Oracle(problem, "told apart"), 5)
     _price_again(problem, model, search(problem, 5).choices[problem.work.batches[0]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [180, 153])
+def test_best_five_of_all_cuts_are_those_of_brute_force(seed: int, bruteforce: ModuleType) -> None:
+    """A line of eight cut three times, with pieces of one role that are not adjacent among the assignments."""
+    problem, model = bruteforce.toy_case(seed, ("h100:8",))
+    problem = replace(problem, cuts=ALL)
+    _check(problem, bruteforce.Oracle(problem, "told apart"), 5)
+    _price_again(problem, model, search(problem, 5).choices[problem.work.batches[0]])
+
+
+@pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x4", "v5p:4x4x12"])
+def test_all_cuts_cover_the_default_ones(name: str) -> None:
+    """Every mesh of the default is one of all cuts whose adjacent pieces are put together."""
+    slice_ = parse_slice(name)
+    every = {tuple(sorted((p.axis, p.stride) for p in mesh)) for mesh in meshes(slice_, ALL)}
+    mirrored = {tuple(sorted(((len(slice_.dims) - 1 - a), s) for a, s in mesh)) for mesh in every}
+    for mesh in meshes(slice_):
+        assert any({(p.axis, p.stride) for p in mesh} <= set(finer) for finer in every | mirrored)
+
+
+@pytest.mark.parametrize("seed", [180, 153, 4])
+def test_assignments_that_grow_axis_by_axis_are_all_that_run(
+    seed: int, bruteforce: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling out early what does not divide gives the same choices, candidates and count of rejections."""
+    problem, _ = bruteforce.toy_case(seed, THREE_AXES)
+    found = []
+    for limit in (strategies.assignments.LISTED_AT_ONCE, 0):
+        monkeypatch.setattr(strategies.assignments, "LISTED_AT_ONCE", limit)
+        found.append(search(problem, 5))
+    listed, grown = found
+    assert grown.choices == listed.choices
+    assert (grown.candidates, grown.evaluations) == (listed.candidates, listed.evaluations)
+    counts = [sum(n for (name, _), (n, _) in one.rejected.items()) for one in found]
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("seed", [180, 143])
