@@ -8,6 +8,7 @@ multiplied by a power of two and rounded up, which is exact for whole bytes and 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, frexp
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ def run(model: cp_model.CpModel, seconds: float | None = None) -> Ended:
     if seconds is not None:
         solver.parameters.max_time_in_seconds = seconds
     codes: list[int] = []
-    interrupted = _wait(threading.Thread(target=lambda: codes.append(int(solver.solve(model))), daemon=True), solver)
+    interrupted = _wait(lambda: codes.append(int(solver.solve(model))), solver.stop_search)
     names = {
         int(cp_model.OPTIMAL): OPTIMAL,
         int(cp_model.FEASIBLE): FEASIBLE,
@@ -111,15 +112,25 @@ def run(model: cp_model.CpModel, seconds: float | None = None) -> Ended:
     )
 
 
-def _wait(thread: threading.Thread, solver: cp_model.CpSolver) -> bool:
-    """Run the solver's thread to its end; whether it was interrupted. Python sees no Ctrl-C inside the solver."""
-    interrupted = False
-    thread.start()
-    while thread.is_alive():
+def _wait(solve: Callable[[], None], stop: Callable[[], None]) -> bool:
+    """Solve in a thread, and stop it at an interrupt, which Python does not see inside the solver; whether one came.
+
+    Waits for an event: `Thread.join` of Python 3.11 takes a thread for ended where an interrupt comes while it waits.
+    """
+    done, interrupted = threading.Event(), False
+
+    def run_to_end() -> None:
         try:
-            if interrupted:
-                solver.stop_search()
-            thread.join(0.1)
+            solve()
+        finally:
+            done.set()
+
+    threading.Thread(target=run_to_end, daemon=True).start()
+    while True:
+        try:
+            while not done.wait(0.1):
+                if interrupted:
+                    stop()
+            return interrupted
         except KeyboardInterrupt:
             interrupted = True
-    return interrupted

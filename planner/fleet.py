@@ -73,7 +73,7 @@ def fleet(
         prefill_batches=tuple(sorted(set(prefill_batches))),
         decode_batches=None if decode_batches is None else tuple(sorted(set(decode_batches))),
         targets=targets or Targets(),
-        prices=prices or {},
+        prices={name.strip().lower(): price for name, price in (prices or {}).items()},
         utilisation=utilisation,
         programs=tuple(program for path in programs for program in read_layout(Path(path))),
         solver_seconds=solver_seconds,

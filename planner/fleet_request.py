@@ -85,7 +85,7 @@ class FleetRequest:
 
     def cost(self, chip: str, chips: int) -> Fraction:
         """Dollars per hour of so many chips, exactly as the price was written; without prices, the chips."""
-        price = price_of(self.prices, chip)
+        price = price_of(self.prices, chip.lower())
         return Fraction(chips) if price is None else chips * Fraction(repr(price))
 
 

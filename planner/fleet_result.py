@@ -33,8 +33,7 @@ def fleet_of(
         objective="dollars per hour" if request.prices else "chips",
         members=tuple(_member(request, number, one, n) for number, (one, n) in enumerate(used, 1)),
         quota=tuple(
-            FleetQuota(chip=chip, chips=chips, used=problem.used(solved.counts, chip))
-            for chip, chips in sorted(request.quota.items())
+            FleetQuota(chip=chip, chips=chips, used=_used(used, chip)) for chip, chips in sorted(request.quota.items())
         ),
         prefill_requests_per_s=float(problem.rate(solved.counts, "prefill")),
         decode_requests_per_s=float(problem.rate(solved.counts, "decode")),
@@ -46,6 +45,11 @@ def fleet_of(
         cost_per_million_output_tokens=None if hourly is None else dollars_per_million_tokens(hourly, output_per_s),
         proof=proof,
     )
+
+
+def _used(used: Sequence[tuple[Offer, int]], chip: str) -> int:
+    """Chips of a kind, whose name in the quota is in small letters."""
+    return sum(n * one.slice_.chips for one, n in used if one.slice_.chip.name.lower() == chip)
 
 
 def _member(request: FleetRequest, number: int, one: Offer, count: int) -> FleetMember:

@@ -27,7 +27,7 @@ import msgspec
 
 from mesh.slices import Slice
 from planner.choices import Found, Problem
-from planner.fleet_problem import ROLES, FleetProblem, Server
+from planner.fleet_problem import ROLES, FleetProblem, Server, least_cost
 from planner.fleet_request import FleetRequest
 from planner.fleet_solver import cost_of_some_fleet
 from planner.largest import largest_batch
@@ -109,7 +109,7 @@ def find_offers(request: FleetRequest, progress: Progress) -> Offers:
     try:
         for first in range(0, len(order), AT_ONCE):
             some = order[first : first + AT_ONCE]
-            limit = least_found(request, offers)
+            limit = least_found(request, offers, max(request.cost(s.chip.name, s.chips) for s in some))
             cheap = [s for s in some if limit is None or request.cost(s.chip.name, s.chips) < limit]
             offers.skipped += len(some) - len(cheap)
             _search(request, cheap, offers, progress)
@@ -119,11 +119,12 @@ def find_offers(request: FleetRequest, progress: Progress) -> Offers:
     return offers
 
 
-def least_found(request: FleetRequest, offers: Offers) -> Fraction | None:
-    """The cost of a fleet of these offers; None where none was found."""
+def least_found(request: FleetRequest, offers: Offers, dearest: Fraction) -> Fraction | None:
+    """The cost of a fleet of these offers; None where none was found, or none can cost so little as `dearest`."""
     if not all(offers.of(role) for role in ROLES):
         return None
-    return cost_of_some_fleet(problem_of(request, offers))
+    problem = problem_of(request, offers)
+    return cost_of_some_fleet(problem) if least_cost(problem) <= dearest else None
 
 
 def _search(request: FleetRequest, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:

@@ -38,10 +38,9 @@ class Options:
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
         early = np.zeros(len(self.row)) if early is None else early
-        worth = (
-            np.arange(len(self.row)) if top > 1 else _not_beaten_by_the_fastest(face, self.seconds, early, stored, peak)
-        )
-        order = worth[np.lexsort([x[worth] for x in (ties, self.peak, self.stored, early, self.seconds, face)])]
+        if top == 1:
+            return self.take(_unbeaten(face, self.seconds, early, stored, peak, (self.stored, self.peak, ties)))
+        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
         kept: list[int] = []
         last, near = -1, list[tuple[float, float, float]]()
         columns = (x[order].tolist() for x in (face, early, stored, peak))
@@ -52,6 +51,26 @@ class Options:
                 near.append((e, s, p))
                 kept.append(n)
         return self.take(np.array(kept, dtype=np.int64))
+
+
+def _unbeaten(
+    face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats, ties: tuple[Floats, Floats, Ints]
+) -> Ints:
+    """The rows that no other of their face beats, by face and then seconds, in rounds.
+
+    Each round keeps the fastest row that is left of every face, and drops what it beats.
+    """
+    left = _not_beaten_by_the_fastest(face, seconds, early, stored, peak)
+    left = left[np.lexsort([x[left] for x in (*ties[::-1], early, seconds, face)])]
+    place, kept = np.arange(len(left)), []
+    while len(place):
+        rows = left[place]
+        first = np.searchsorted(face[rows], face[rows])
+        best = rows[first]
+        beaten = np.logical_and.reduce([x[rows] >= x[best] for x in (early, stored, peak)])
+        kept.append(place[first == np.arange(len(first))])
+        place = place[~beaten]
+    return np.asarray(left[np.sort(np.concatenate(kept))] if kept else left)
 
 
 def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats) -> Ints:

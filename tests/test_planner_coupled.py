@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import _thread
+import itertools
+import threading
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from ortools.sat.python import cp_model
 
-from planner.choices import Choice, Problem, order_key
+import meshwright
+from mesh.errors import InputError
+from meshwright import main
+from planner import coupled, coupled_sweep
+from planner.choices import Choice, Found, Problem, order_key
 from planner.coupled import solve_coupled
-from planner.coupled_proof import INFEASIBLE, OPTIMAL, Proof
+from planner.coupled_model import run, scale_of
+from planner.coupled_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
+from planner.coupled_rows import Block, all_rows, boards
 from planner.layout import from_choice
+from planner.planfile import PlanFile
 from planner.pricing import price_layout
 from planner.search import search
 from strategies.models import Model
@@ -22,9 +37,10 @@ SIXTEEN = ("v5e:4x4", "v5p:2x2x4")
 SHARES = (None, 0.1, 0.4, 0.8)  # of the HBM between the least that fits and what the fastest layout takes
 QUICK = (4, 9, 11, 15, 60, 63, 86)
 MANY = range(300)
+HARD = 9
 TWO_AXES = ("v5e:2x2", "v5p:2x2x1")
-BRUTE_QUICK = [(1, 180), (1, 4), (2, 78)]  # (layer groups, seed)
-BRUTE = [(1, seed) for seed in range(46) if seed != 4] + [(2, seed) for seed in (69, 94, 158, 177, 167, 125)]
+BRUTE_QUICK = [(1, 180)]  # (layer groups, seed)
+BRUTE = [(1, seed) for seed in range(46)] + [(2, 78)] + [(2, seed) for seed in (69, 94, 158, 177, 167, 125)]
 
 
 def _close(a: float, b: float) -> bool:
@@ -126,8 +142,8 @@ def test_cp_sat_agrees_with_brute_force_on_many_problems(groups: int, seed: int,
 
 
 def test_ties_go_to_the_first_by_the_order_of_ties(bruteforce: ModuleType) -> None:
-    """Where equal axes can be swapped, of equally fast layouts the first by memory, mesh, residual and names is chosen."""
-    problem, model, _ = _case(4, bruteforce)
+    """Of equally fast layouts (equal axes can be swapped) the first by memory, mesh, residual and names is chosen."""
+    problem, _, _ = _case(4, bruteforce)
     got, proof = solve_coupled(problem, cutoff=False)
     assert got is not None
     assert proof.status == OPTIMAL
@@ -178,7 +194,7 @@ def test_a_wrong_answer_of_the_solver_is_an_error(bruteforce: ModuleType, monkey
     """Where the tables price CP-SAT's choice otherwise than CP-SAT did, nothing is returned."""
     problem, _, _ = _case(4, bruteforce)
     true = Block.choice
-    monkeypatch.setattr(Block, "choice", lambda self, rows: replace(c := true(self, rows), step_s=c.step_s * 1.001))
+    monkeypatch.setattr(Block, "choice", lambda self, rows: replace(c := true(self, rows), step_s=c.step_s * 0.999))
     with pytest.raises(RuntimeError, match="the tables say"):
         solve_coupled(problem)
 
@@ -304,4 +320,4 @@ def test_the_moe_of_deepseek_v3s_size_is_read() -> None:
     """The benchmark's config is a MoE of DeepSeek-V3's parameters: 3 dense and 58 MoE layers of 256 experts."""
     model = meshwright.load_model(Path(__file__).parent / "cases" / "moe-671b-without-mla.json")
     assert [(g.count, g.mlp.E, g.mlp.k, g.mlp.F) for g in model.groups] == [(3, 1, 1, 18432), (58, 256, 8, 2048)]
-    assert 0.97 * 671e9 < model.parameters < 1.03 * 671e9
+    assert 0.97 * 671e9 < model.params < 1.03 * 671e9

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ from planner.search import columns
 from planner.sweep import price_candidate, sweep
 from planner.tensors import specs
 from strategies.components import IDLE, Component, components
+from strategies.configs import load_model
 from strategies.memory import cache_bytes, weight_bytes
 from strategies.models import Model
 from strategies.rates import Floats, tabulate_rates
@@ -343,3 +345,90 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
             assert shape in ((), spec.shape)
             assert cut == [spec.axes[spec.dims.index(dim)] for dim in where]
             long += any(len(axes) > 1 for axes in cut)
+
+
+def _case_of(model: str, slice_name: str, prompts: int = 1, slots: int = 16) -> tuple[Request, Request, Slice]:
+    slice_ = parse_slice(slice_name)
+    works = [
+        Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes())
+        for phase, batch, context in (("prefill", prompts, 2000), ("decode", slots, 2300))
+    ]
+    requests = [Request(model=load_model(model), slices=(slice_,), work=work) for work in works]
+    return requests[0], requests[1], slice_
+
+
+def test_a_pair_costs_no_less_than_the_best_of_each_phase_and_less_freedom_never_pays() -> None:
+    """Llama-3.1-8B on four chips: weights in one layout cost something, caches in one layout cost more."""
+    prefill, decode, slice_ = _case_of("llama-3.1-8b", "v5e:2x2")
+    alone = sum(
+        weight * sweep(request).bests[0].choice.step_s for weight, request in ((1.0, prefill), (300 / 16, decode))
+    )
+    free, equal = (shared_pair(prefill, decode, slice_, output=300, cache=cache) for cache in ("resharded", "equal"))
+    assert free is not None
+    assert equal is not None
+    assert free[2].objective_s is not None
+    assert equal[2].objective_s is not None
+    assert alone * (1 - 1e-9) <= free[2].objective_s <= equal[2].objective_s * (1 + 1e-9)
+    for (first, second, _), cache in ((free, "resharded"), (equal, "equal")):
+        plans = price_candidate(first, prefill), price_candidate(second, decode)
+        check_shared(*plans, cache=cache)
+        assert plans[0].mesh == plans[1].mesh
+
+
+def test_a_pair_that_does_not_share_is_an_error() -> None:
+    """Plans of which one stores a weight otherwise, or that do not fit together, are refused."""
+    prefill, decode, slice_ = _case_of("llama-3.1-8b", "v5e:2x2")
+    plans = [price_candidate(sweep(request).bests[0], request) for request in (prefill, decode)]
+    with pytest.raises(RuntimeError, match="does not share"):
+        check_shared(plans[0], plans[1])
+    shared = shared_pair(prefill, decode, slice_, output=300)
+    assert shared is not None
+    first, second = price_candidate(shared[0], prefill), price_candidate(shared[1], decode)
+    memory = msgspec.structs.replace(second.memory, usable_bytes=pair_bytes(first, second) * 0.99)
+    with pytest.raises(RuntimeError, match="are usable"):
+        check_shared(first, msgspec.structs.replace(second, memory=memory))
+
+
+def test_no_pair_where_the_weights_do_not_fit() -> None:
+    """Llama-3.1-70B in bf16 fits four v5e chips in no layout, and so in no pair."""
+    assert shared_pair(*_case_of("llama-3.1-70b", "v5e:2x2"), output=300) is None
+
+
+def test_a_limit_that_ends_a_pair_leaves_a_bound_or_says_that_nothing_was_found() -> None:
+    """Ended at once, either a pair is returned that the proof calls feasible, or one line says to give it more time."""
+    arguments = _case_of("llama-3.1-8b", "v5e:2x2")
+    whole = shared_pair(*arguments, output=300)
+    assert whole is not None
+    assert whole[2].objective_s is not None
+    try:
+        found = shared_pair(*arguments, output=300, seconds=1e-6)
+    except InputError as error:
+        assert "no pair was found in so short a time" in str(error)
+        return
+    assert found is not None
+    assert found[2].status == FEASIBLE
+    assert found[2].bound_s <= whole[2].objective_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output": 0}, "output 0: expected a whole number from 1"),
+        ({"output": 300, "cache": "none"}, "cache 'none': expected resharded or equal"),
+        ({"output": 300, "seconds": 0.0}, "--solver-seconds 0: expected a number of seconds above 0"),
+    ],
+)
+def test_bad_input_of_a_pair_is_named(change: dict[str, Any], said: str) -> None:
+    """No output tokens, an unknown treatment of caches, and a limit that is none are refused."""
+    with pytest.raises(InputError, match=said):
+        shared_pair(*_case_of("llama-3.1-8b", "v5e:2x2"), **change)
+
+
+def test_a_pair_is_one_prefill_and_one_decode_batch_of_one_model() -> None:
+    """Phases the wrong way round, and different models, are refused."""
+    prefill, decode, slice_ = _case_of("llama-3.1-8b", "v5e:2x2")
+    with pytest.raises(InputError, match="decode at batch 16: expected one prefill batch"):
+        shared_pair(decode, prefill, slice_, output=300)
+    other = _case_of("llama-3.1-70b", "v5e:2x2")[1]
+    with pytest.raises(InputError, match="expected one model"):
+        shared_pair(prefill, other, slice_, output=300)

@@ -298,7 +298,7 @@ def test_skipping_dear_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
     little = Traffic(requests_per_s=5.0, input=2000, output=300)
     short = found({"v5e": 16}, little)
     assert short.notes[0].startswith("slices not searched: 2, each of which alone costs")
-    monkeypatch.setattr(fleet_servers, "least_found", lambda request, offers: None)
+    monkeypatch.setattr(fleet_servers, "least_found", lambda request, offers, dearest: None)
     whole = found({"v5e": 16}, little)
     assert whole.search.evaluations > short.search.evaluations
     assert not any("not searched" in note for note in whole.notes)
@@ -453,7 +453,10 @@ def test_a_chip_file_is_in_the_quota(tmp_path: Path) -> None:
 
     text = (CHIPS / "v5e.toml").read_text("utf-8").replace('name = "v5e"', 'name = "Mine"')
     (tmp_path / "mine.toml").write_text(text.replace("dcn_bytes_per_s = 3.125e9", "dcn_bytes_per_s = 1e9"), "utf-8")
-    file = found({"mine": 8}, chip_file=tmp_path / "mine.toml")
+    file = found({"Mine": 8}, chip_file=tmp_path / "mine.toml", prices={"Mine": 2.0})
+    used = sum(m.count * m.chips for m in of(file).members)
+    assert [(q.chip, q.chips, q.used) for q in of(file).quota] == [("mine", 8, used)]
+    assert of(file).cost_per_hour == 2.0 * used
     assert {m.chip for m in of(file).members} == {"Mine"}
     assert {m.dcn_bytes_per_s / m.chips for m in of(file).members} == {1e9}
     assert [m.count for m in of(file).members] == [m.count for m in of(found({"v5e": 8})).members]

@@ -153,12 +153,28 @@ def test_fitting_is_not_monotone_and_the_largest_batch_is_found() -> None:
     assert len(fitting) < fitting[-1]
 
 
-@pytest.mark.parametrize(("phase", "window"), [("decode", None), ("decode", 10), ("prefill", None), ("prefill", 10)])
-def test_short_contexts_are_exact_where_padding_decides(phase: str, window: int | None) -> None:
-    """Where a context is of few positions per device, what divides decides, with windows and without."""
-    usable_bytes, batch = (1.3e5, 32) if phase == "decode" else (1.5e5, 3)
-    fitting = check_context(tight(phase, window, usable_bytes, 1, batch, "v5e:2x2"), 30)
+@pytest.mark.parametrize(
+    ("phase", "window", "batch", "usable_bytes"),
+    [
+        ("decode", None, 33, 9e4),
+        ("prefill", None, 3, 8e4),
+        pytest.param("decode", 10, 33, 1.1e5, marks=pytest.mark.slow),
+        pytest.param("prefill", 10, 3, 1.1e5, marks=pytest.mark.slow),
+    ],
+)
+def test_short_contexts_are_exact(phase: str, window: int | None, batch: int, usable_bytes: float) -> None:
+    """Where a context is of few positions per device it is exact, too, with windows and without."""
+    fitting = check_context(tight(phase, window, usable_bytes, 1, batch, "v5e:2x2"), 28)
     assert fitting
+    assert fitting[-1] < 28
+    assert (len(fitting) < fitting[-1]) == (phase == "prefill")  # a prompt is not padded
+
+
+def test_padding_a_cache_is_not_monotone_and_the_largest_context_is_found() -> None:
+    """With attention fixed to cut the cached positions over 4 devices, those that padding would stretch do not run."""
+    roles = {"attention": {axis: frozenset({"S"}) for axis in ("X", "Y")}}
+    request = replace(tight("decode", None, 9e4, 1, 33, "v5e:2x2"), fixed=roles)
+    assert check_context(request, 28) == [4, 7, 8, 10, 11, 12]
 
 
 def test_a_class_of_contexts_admits_what_its_key_says() -> None:

@@ -326,3 +326,20 @@ def test_unmet_targets_exit_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "llama-3.1-8b", "--phase", "serve", "--slice", "v5e:1x1", "--input", "1024", "--output", "128"]
     assert meshwright.main([*arguments, "--weights", "int8", "--batch", "256", "--prefill-batch", "1"]) == 1
     assert "does not fit on v5e:1x1" in capsys.readouterr().err
+
+
+def test_solver_finds_a_pair_that_shares_its_weights() -> None:
+    """Where weights must be moved for each prefill, cp-sat finds layouts that share them: no switch, more requests."""
+    request = request_of(("v5e:2x2",), batches=(256,), prefill_batches=(4,), modes=("interleaved",))
+    request = replace(request, dtypes=Dtypes(weights="bf16", kv="bf16"))
+    moved = make_serving(request, "test")
+    shared = make_serving(replace(request, solver="cp-sat"), "test")
+    before, after = entries(moved)[0], entries(shared)[0]
+    assert before.together is not None
+    assert after.together is not None
+    assert (before.together.weights, after.together.weights) == ("resharded", "shared")
+    assert after.together.switch.seconds == 0
+    assert after.together.proof is not None
+    assert after.together.proof.status == "optimal"
+    assert after.pace.requests_per_s > before.pace.requests_per_s
+    assert all(check_plan_file(plan).findings == () for plan in plans_of(shared, after))
