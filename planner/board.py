@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -39,22 +39,24 @@ class Board:
         self.main = sum(j.component.kind != "vocab" for j in joined)
         self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
 
-    def within(self, worst_s: Floats) -> Board | None:
-        """The board of the assignments that may be part of a layout no slower than this [columns]; None: of none.
+    def within(self, worst_s: Mapping[int, float]) -> Board | None:
+        """The board of these columns, and of assignments that may be part of a layout no slower; None: of none.
 
-        -inf rules a column out. Glue takes time, too: it is only priced of what is left.
+        Glue takes time, too: it is only priced of what is left.
         """
-        least = [j.least_late_s * j.component.times for j in self.joined]
-        with np.errstate(invalid="ignore"):
-            slack = worst_s - sum(least)
+        least_s = np.asarray(sum(j.least_late_s * j.component.times for j in self.joined))
+        columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
+        slack = np.array([worst_s[c] for c in columns.tolist()]) - least_s[columns]
         found = []
-        for joined, own in zip(self.joined, least, strict=True):
-            kept = joined.possible & (joined.late_s * joined.component.times <= own + slack)
-            rows = np.flatnonzero(kept.any(axis=1))
+        for joined in self.joined:
+            seconds = joined.late_s[:, columns] * joined.component.times
+            near = np.isfinite(seconds) & (seconds <= joined.least_late_s[columns] * joined.component.times + slack)
+            rows = np.flatnonzero(near.any(axis=1))
             if not len(rows):
                 return None
-            found.append(joined.take(rows))
-        return Board(self.problem, self.mesh, found, self.state, self.rates, self.batches, self.pairs)
+            found.append(joined.take(rows, columns))
+        pairs = [self.pairs[c] for c in columns.tolist()]
+        return Board(self.problem, self.mesh, found, self.state, self.rates, self.batches[:, columns], pairs)
 
     @cached_property
     def _priced_glue(self) -> tuple[list[Glue], int]:
@@ -97,7 +99,7 @@ class Board:
         total = np.zeros(len(which))
         for i, joined in enumerate(self.joined):
             early, late = joined.least
-            early_s, late_s = (x[:, column] for x in self.glue[i].at(residual))
+            early_s, late_s = self.glue[i].of(residual, column)
             seconds = np.maximum(early[:, column] + early_s, late[:, column] + late_s)
             allowed = self._allowed(i, residual, self.state.prefixes[which])
             total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
@@ -201,7 +203,7 @@ class Board:
         rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
         face = joined.face[rows]
         allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
-        early_s, late_s = (x[:, column] for x in self.glue[i].at(residual))
+        early_s, late_s = self.glue[i].of(residual, column)
         early = joined.early_s[rows, column] + early_s[face]
         late = joined.late_s[rows, column] + late_s[face]
         kept = np.flatnonzero(allowed[face] & np.isfinite(late))

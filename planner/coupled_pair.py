@@ -207,7 +207,7 @@ class _Search:
         return np.inf if ended.status == INFEASIBLE else model.bound_s(ended)
 
     def _run(self, model: PairModel) -> Ended:
-        ended = run(model.model, None if self.seconds is None else max(self.seconds - self.wall_s, 1e-3))
+        ended = run(model.model, None if self.seconds is None else max(self.seconds - self.wall_s, 1e-9))
         self.wall_s, self.variables = self.wall_s + ended.wall_s, max(self.variables, ended.variables)
         self.interrupted |= ended.interrupted
         return ended

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -160,14 +161,17 @@ def reduce_blocks(boards: Sequence[Board], batch: int, cutoff: bool = True) -> R
 
 def _places(boards: Sequence[Board], batch: int) -> Iterator[tuple[float, Rows, int]]:
     """Every state of every mesh and padded batch that some layout has, least seconds first."""
-    columns_of = [(b, c) for b in boards for c, (wanted, _) in enumerate(b.pairs) if wanted == batch]
-    every = [rows_on_faces(board, column) for board, column in columns_of]
-    found = [
-        (float(rows.board.total[state, rows.column]), number, state)
-        for number, rows in enumerate(every)
-        for state in np.flatnonzero(np.isfinite(rows.board.total[:, rows.column])).tolist()
+    every = [
+        rows_on_faces(board, column)
+        for board in boards
+        for column, (wanted, _) in enumerate(board.pairs)
+        if wanted == batch
     ]
-    for least_s, number, state in sorted(found):
+    in_order = [
+        [(least_s, number, state) for least_s, state in rows.board._in_order(rows.column)]
+        for number, rows in enumerate(every)
+    ]
+    for least_s, number, state in sorted(chain(*in_order)):
         yield least_s, every[number], state
 
 
@@ -202,8 +206,8 @@ class Rows:
         allowed = board._allowed(i, residual, board.state.prefixes[state : state + 1])[0]
         rows = rows[allowed[joined.face[rows]]]
         face = joined.face[rows]
-        early = joined.early_s[rows, column] + glue.early_s[face, residual, column]
-        late = joined.late_s[rows, column] + glue.late_s[face, residual, column]
+        early_s, late_s = glue.of(residual, column)
+        early, late = joined.early_s[rows, column] + early_s[face], joined.late_s[rows, column] + late_s[face]
         possible = np.isfinite(late)
         rows, seconds = rows[possible], joined.component.times * np.maximum(early, late)[possible]
         return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])

@@ -31,8 +31,8 @@ from strategies.rates import Floats, Ints, tabulate_rates
 class Side:
     """One phase on one mesh at one padded batch; `caches`: caches must be stored alike, too, and whole in S.
 
-    Per component: `rows` that run the batch, `seconds` [rows, residuals] times `factor`, bytes of weights and cache,
-    and the number of what a row cuts, as in `names`, which both sides share.
+    Per component: `rows` that run the batch and alone fit, `seconds` [rows, residuals] times `factor`, bytes of weights
+    and cache, and the number of what a row cuts, as in `names`, which both sides share.
     """
 
     board: Board
@@ -56,7 +56,8 @@ class Side:
         for i, joined in enumerate(board.joined):
             specs = specs_of(joined, rates, batches, self.column, self.caches)
             weights = weights_of(joined, rates, fast, batches, self.column)
-            rows = np.flatnonzero(joined.possible[:, self.column]).astype(np.int64)
+            alone = joined.stored_bytes[:, self.column] <= board.problem.usable_bytes
+            rows = np.flatnonzero(joined.possible[:, self.column] & alone).astype(np.int64)
             if self.caches:
                 rows = rows[[not _cuts_sequence(specs.stored(int(r), self._residual(0))) for r in rows]]
             self.specs.append(specs)
@@ -72,10 +73,13 @@ class Side:
 
     def _seconds(self, i: int, rows: Ints) -> Floats:
         """[rows, residuals]: of all layers, glue included."""
-        joined, glue, face = self.board.joined[i], self.board.glue[i], self.board.joined[i].face[rows]
-        early = joined.early_s[rows, self.column][:, None] + glue.early_s[face, :, self.column]
-        late = joined.late_s[rows, self.column][:, None] + glue.late_s[face, :, self.column]
-        return np.asarray(joined.component.times * np.where(np.isfinite(late), np.maximum(early, late), np.inf))
+        joined, column, face = self.board.joined[i], self.column, self.board.joined[i].face[rows]
+        seconds = np.full((len(rows), len(self.board.state.cuts)), np.inf)
+        for residual in range(seconds.shape[1]):
+            early_s, late_s = self.board.glue[i].of(residual, column)
+            early, late = joined.early_s[rows, column] + early_s[face], joined.late_s[rows, column] + late_s[face]
+            seconds[:, residual] = np.where(np.isfinite(late), np.maximum(early, late), np.inf)
+        return joined.component.times * seconds
 
     def _cuts(self, i: int, rows: Ints) -> Ints:
         residual = self._residual(0)

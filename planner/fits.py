@@ -38,8 +38,8 @@ class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `runs_out`: HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout runs
     any number; `nothing` up to the largest number that is known. `next`: the least larger number that some layout
-    divides into, which does not fit. `memory` and the layout are those at the largest number; where there is none,
-    those that one sequence (or token) would need.
+    runs, padded by at most 25%, which does not fit. `memory` and the layout are those at the largest number; where
+    there is none, those that one sequence (or token) would need.
     """
 
     largest: int | None
@@ -186,7 +186,7 @@ class _Question:
         )
 
     def _next(self) -> int | None:
-        """The least number above the largest that some layout divides into, which depends on the number's key only."""
+        """The least number above the largest that some layout runs: at once where it admits the cuts of the largest."""
         start = (self.largest or 0) + 1
         known = [self.key(self.largest)] if self.largest else []
         for number in range(start, min(start + self.slice_.devices, self.most + 1)):

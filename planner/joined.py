@@ -69,18 +69,18 @@ class Joined:
         """[columns]: the least late seconds of one layer."""
         return np.asarray(self.late_s.min(axis=0))
 
-    def take(self, rows: Ints) -> Joined:
-        """These rows only."""
+    def take(self, rows: Ints, columns: Ints) -> Joined:
+        """These rows and columns only."""
         faces, face = np.unique(self.face[rows], return_inverse=True)
         return Joined(
             self.component,
             self.tables,
             self.table_of[rows],
             self.row_of[rows],
-            self.early_s[rows],
-            self.late_s[rows],
-            self.stored_bytes[rows],
-            self.peak_bytes[rows],
+            self.early_s[rows][:, columns],
+            self.late_s[rows][:, columns],
+            self.stored_bytes[rows][:, columns],
+            self.peak_bytes[rows][:, columns],
             face.reshape(-1),
             self.reads[faces],
             self.gives[faces],
@@ -102,10 +102,15 @@ class Glue:
 
     programs: tuple[GlueOf, ...]
 
-    def at(self, residuals: slice | int) -> tuple[Floats, Floats]:
-        """Early and late seconds [faces, residuals, columns] with these residuals (with one: [faces, columns])."""
+    def at(self, residuals: slice) -> tuple[Floats, Floats]:
+        """Early and late seconds [faces, residuals, columns] with these residuals."""
         early = sum(one.early_s[:, residuals][one.end] for one in self.programs)
         return np.asarray(early), np.asarray(sum(one.late_s[:, residuals][one.end] for one in self.programs))
+
+    def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
+        """Early and late seconds [faces] with one residual, at one batch."""
+        early = sum(one.early_s[:, residual, column][one.end] for one in self.programs)
+        return np.asarray(early), np.asarray(sum(one.late_s[:, residual, column][one.end] for one in self.programs))
 
     @cached_property
     def early_s(self) -> Floats:

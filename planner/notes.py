@@ -11,7 +11,7 @@ from planner.choices import Choice, Problem
 from planner.compare import cache_copies
 from planner.layout import Layout, from_choice
 from planner.plan import Plan
-from planner.pricing import price_layout
+from planner.pricing import estimate_s, price_layout
 from planner.search import search
 from strategies.components import Component, components
 from strategies.models import Model
@@ -43,14 +43,21 @@ class _Study:
         return (choices[0], from_choice(choices[0], problem.components)) if choices else None
 
     def price(self, layout: Layout, padded: int, context: int) -> Plan:
+        problem, layout = self._posed(layout, context)
+        return price_layout(layout, problem.slice_, self.model, problem.work, self.batch, padded, problem.fast)
+
+    def seconds(self, layout: Layout, padded: int, context: int) -> float:
+        problem, layout = self._posed(layout, context)
+        return estimate_s(layout, problem.slice_, padded, problem.fast)
+
+    def _posed(self, layout: Layout, context: int) -> tuple[Problem, Layout]:
         problem = self.at(context)
         parts = {c.name: c for c in problem.components}
         assigned = tuple(
             replace(a, component=parts[a.component.name], body=parts[a.component.name].body(a.body.name))
             for a in layout.assigned
         )
-        layout = replace(layout, assigned=assigned)
-        return price_layout(layout, problem.slice_, self.model, problem.work, self.batch, padded, problem.fast)
+        return problem, replace(layout, assigned=assigned)
 
 
 def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
@@ -94,8 +101,8 @@ def _switch(
     """The least context at which the layout with one copy is the faster of the two; None if there is none."""
 
     def single_wins(context: int) -> bool:
-        one = study.price(single[1], single[0].padded_batch, context)
-        return one.cost.step_s < study.price(copied[1], copied[0].padded_batch, context).cost.step_s
+        one, other = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
+        return one < other
 
     return _bisect(single_wins, low, high)
 

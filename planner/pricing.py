@@ -73,6 +73,13 @@ def price_layout(
     )
 
 
+def estimate_s(layout: Layout, slice_: Slice, padded: int, fast: Speeds) -> float:
+    """`cost.step_s` of the layout's plan, alone. Raises `LayoutError` as `price_layout` does."""
+    rates = tabulate_rates(slice_, layout.pieces)
+    steps = [s for one in programs(layout) for s in _steps(ready(layout, one, rates, fast, padded), fast)]
+    return sum(s.layers * s.seconds for s in steps) - hidden_by(steps, slice_.chip.reached, fast.prefetch_s)
+
+
 def _steps(p: Priced, fast: Speeds) -> Iterator[StepPlan]:
     for cost in price_steps(p.scope, fast):
         comms = [c for c in cost.comms if _scalar(p.scope.ways(c.comm.axes)) > 1]

@@ -62,7 +62,7 @@ def runs_out_text(of: Largest) -> str:
     if of.runs_out in (DIVISION, NOTHING):
         return "no layout divides" if of.runs_out == DIVISION else "nothing"
     gap = of.next is not None and of.next > (of.largest or 0) + 1
-    return f"HBM: {of.runs_out}" + (f" (next that divides: {of.next:,})" if gap else "")
+    return f"HBM: {of.runs_out}" + (f" (next that runs: {of.next:,})" if gap else "")
 
 
 def smallest_text(found: Fits) -> str:

@@ -26,6 +26,8 @@ _ASSUMED = (
     "interleaved: a prompt is prefilled when slots are free, and all others wait for it",
     "disaggregated: caches go over DCN, also between slices of one kind, which no ICI joins; each chip uses its share "
     "of its host's network cards",
+    "on one slice: pairs of both phases' best layouts, and prefill layouts that cut weights as a decode does; --solver "
+    "cp-sat proves the best pair that shares them",
     f"numbers of slices: the fewest chips with {LEAST_EFFICIENCY:.0%} of the throughput per chip at the exact ratio",
 )
 

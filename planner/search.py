@@ -67,17 +67,18 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     state = states(len(mesh), problem.work.phase)
     board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
-    worst_s = np.array([worst_of(found.choices.setdefault(batch, []), top) for batch, _ in pairs])
     for column, (batch, _) in enumerate(pairs):
-        least = board.least_bytes(column)
-        found.least_bytes[batch] = min(least, found.least_bytes.get(batch, np.inf))
+        found.choices.setdefault(batch, [])
+        found.least_bytes[batch] = min(board.least_bytes(column), found.least_bytes.get(batch, np.inf))
         board.over_memory(column, found)
-        worst_s[column] = worst_s[column] if least <= problem.usable_bytes else -np.inf
-    near = board.within(worst_s)
-    if near is not None:
-        found.evaluations += near.evaluations
-        for column, (batch, _) in enumerate(pairs):
-            near.best(column, top, found.choices[batch])
+    roomy = [c for c in range(len(pairs)) if board.least_bytes(c) <= problem.usable_bytes]
+    for padded in (False, True):  # what is found without padding bounds what is worth a look with it
+        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
+        near = board.within({c: worst_of(found.choices[pairs[c][0]], top) for c in some})
+        if near is not None:
+            found.evaluations += near.evaluations
+            for column, (batch, _) in enumerate(near.pairs):
+                near.best(column, top, found.choices[batch])
 
 
 def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:

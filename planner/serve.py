@@ -161,7 +161,7 @@ def _on_one(request: ServeRequest, swept: Mapping[str, Sweep], priced: Priced, p
         progress(f"pairing prefill and decode on {slice_.name}")
         prefills, decodes = (_of_slice(swept[phase], slice_) for phase in PHASES)
         for alike in by_letters(decodes):
-            for prefill, decode in product((*prefills, *sharing(request, alike, priced)), alike):
+            for prefill, decode in product((*prefills, *sharing(request, alike, prefills, priced)), alike):
                 ways += ways_on_one(request, slice_, priced.plan(prefill), priced.plan(decode))
     return ways
 

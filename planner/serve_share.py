@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mesh.slices import Slice
 from planner.choices import Problem
+from planner.plan import Plan
 from planner.request import make_problem
 from planner.search import search
 from planner.serve_memory import Pair
@@ -25,19 +27,45 @@ COMPARED = 2
 Letters = tuple[tuple[str, tuple[tuple[int, tuple[str, ...]], ...]], ...]
 
 
-def sharing(request: ServeRequest, decodes: Sequence[Candidate], priced: Priced) -> list[Candidate]:
+def sharing(
+    request: ServeRequest, decodes: Sequence[Candidate], prefills: Sequence[Candidate], priced: Priced
+) -> list[Candidate]:
     """Prefill candidates with the letters of these decode candidates of one slice, which have equal letters.
 
-    Per prefill batch the fastest, and that whose weights differ least from those of the first decode candidate.
+    Per prefill batch the fastest, and slower ones whose weights differ less from those of the first decode; only of
+    batches whose fastest prefill, one of `prefills`, does not fit beside all of the decodes with its own weights.
     """
     plans, found = [priced.plan(decode) for decode in decodes], []
+    fitting = {p.choice.batch for p in prefills if all(_fits(priced.plan(p), plan, p.slice_) for plan in plans)}
+    batches = tuple(batch for batch in request.prefill_batches if batch not in fitting)
+    if not batches:
+        return []
     least_kv_bytes = min(plan.memory.kv_bytes for plan in plans)
-    problem = _limited(request, decodes[0], least_kv_bytes)
+    problem = _limited(replace(request, prefill_batches=batches), decodes[0], least_kv_bytes)
     for choices in search(problem, COMPARED).choices.values():
-        candidates = [Candidate(decodes[0].slice_, problem, choice) for choice in choices]
-        alike = min(candidates, key=lambda c: Pair(priced.plan(c), plans[0], c.slice_).copied_bytes, default=None)
-        found += [*candidates[:1], *([alike] if alike and alike is not candidates[0] else [])]
+        if choices:
+            found += _alike([Candidate(decodes[0].slice_, problem, choice) for choice in choices], plans[0], priced)
     return found
+
+
+def _alike(candidates: Sequence[Candidate], decode: Plan, priced: Priced) -> list[Candidate]:
+    """The first, and each later one that stores more weights as the decode does than those before."""
+    kept = [candidates[0]]
+    for other in candidates[1:] if _copied(kept[0], decode, priced) else ():
+        if _copied(other, decode, priced) < _copied(kept[-1], decode, priced):
+            kept.append(other)
+    return kept
+
+
+def _copied(candidate: Candidate, decode: Plan, priced: Priced) -> float:
+    """Bytes of the candidate's weights that the decode's do not serve."""
+    return Pair(priced.plan(candidate), decode, candidate.slice_).copied_bytes
+
+
+def _fits(prefill: Plan, decode: Plan, slice_: Slice) -> bool:
+    """Whether both fit without a switch, which costs no time: no slower prefill is of use then."""
+    held = Pair(prefill, decode, slice_).kept(at_once=False)
+    return held is not None and held.weights != "resharded"
 
 
 def by_letters(decodes: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -265,6 +265,7 @@ def test_the_command_plans_as_the_exhaustive_search_does(capfdbinary: Any) -> No
     assert [p.cost.step_s for p in mine.plans] == [p.cost.step_s for p in theirs.plans]
     assert mine.search.proved_optimal == "cp-sat"
     assert mine.search.candidates == theirs.search.candidates
+    assert mine.search.evaluations == theirs.search.evaluations
     assert mine.rejected == theirs.rejected
     assert mine.solver is not None
     assert [(s.batch, s.proof.status, s.proof.gap) for s in mine.solver.solved] == [(8, OPTIMAL, 0), (16, OPTIMAL, 0)]
