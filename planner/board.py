@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -17,8 +17,6 @@ from planner.pricing import norm_bytes
 from planner.residuals import CODES, States
 from strategies.rates import Floats, Ints, Rates
 
-CELLS_AT_ONCE = 1 << 22
-
 
 class Board:
     """All components of one mesh side by side."""
@@ -32,36 +30,18 @@ class Board:
         rates: Rates,
         batches: Ints,
         pairs: Sequence[tuple[int, int]],
+        glue: tuple[list[Glue], int] | None = None,
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
-        self.rates, self.batches = rates, batches
+        self.rates, self.batches, self._given = rates, batches, glue
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
         self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
 
-    def within(self, worst_s: Mapping[int, float]) -> Board | None:
-        """The board of these columns, and of assignments that may be part of a layout no slower; None: of none.
-
-        Glue takes time, too: it is only priced of what is left.
-        """
-        least_s = np.asarray(sum(j.least_late_s * j.component.times for j in self.joined))
-        columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
-        slack = np.array([worst_s[c] for c in columns.tolist()]) - least_s[columns]
-        found = []
-        for joined in self.joined:
-            seconds = joined.late_s[:, columns] * joined.component.times
-            near = np.isfinite(seconds) & (seconds <= joined.least_late_s[columns] * joined.component.times + slack)
-            rows = np.flatnonzero(near.any(axis=1))
-            if not len(rows):
-                return None
-            found.append(joined.take(rows, columns))
-        pairs = [self.pairs[c] for c in columns.tolist()]
-        return Board(self.problem, self.mesh, found, self.state, self.rates, self.batches[:, columns], pairs)
-
     @cached_property
     def _priced_glue(self) -> tuple[list[Glue], int]:
         phase, fast = self.problem.work.phase, self.problem.fast
-        return price_glue(self.joined, self.state, phase, self.rates, fast, self.batches)
+        return self._given or price_glue(self.joined, self.state, phase, self.rates, fast, self.batches)
 
     @property
     def glue(self) -> list[Glue]:
@@ -81,17 +61,8 @@ class Board:
     @cached_property
     def residual_least(self) -> Floats:
         """[residuals, columns]: the same where the order of the residual's axes counts for nothing."""
-        return np.asarray(sum(self._residual_least(i) * j.component.times for i, j in enumerate(self.joined)))
-
-    def _residual_least(self, i: int) -> Floats:
-        """[residuals, columns]: seconds that one layer of component i takes at least."""
-        early, late = self.joined[i].least
-        step = max(1, CELLS_AT_ONCE // early.size)
-        found = []
-        for start in range(0, len(self.state.cuts), step):
-            early_s, late_s = self.glue[i].at(slice(start, start + step))
-            found.append(np.maximum(early[:, None] + early_s, late[:, None] + late_s).min(axis=0))
-        return np.concatenate(found)
+        of = zip(self.joined, self.glue, strict=True)
+        return np.asarray(sum(glue.least(joined) * joined.component.times for joined, glue in of))
 
     def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
         """Every state of a residual with the sum of the components' least seconds in it."""

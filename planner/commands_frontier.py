@@ -1,4 +1,4 @@
-"""The commands `pareto`, `fits` and `sensitivity`: they join the planner's others."""
+"""The commands `pareto` and `fits`: they join the planner's others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from planner.options import (
     MinTokens,
     ModelName,
     Output,
-    Pick,
     PricesText,
     Programs,
     Weights,
@@ -38,7 +37,6 @@ from planner.options import (
     Workers,
     cuts_of,
     fixed_roles,
-    number,
     one_of,
     targets_of,
     whole,
@@ -68,14 +66,7 @@ def _fits_type() -> type:
     return Fits
 
 
-def _sensitivity_type() -> type:
-    from planner.sensitivity_types import SensitivityFile
-
-    return SensitivityFile
-
-
 SCHEMAS["fits"] = _fits_type
-SCHEMAS["sensitivity"] = _sensitivity_type
 
 
 @app.command()
@@ -159,16 +150,15 @@ def _suffix(output: str | None) -> str:
     """What to write by the file's suffix; all that would stop it is said before the search."""
     if output is None:
         return ""
+    from planner import plot_frontier
     from planner.files import check_writable
-    from planner.plot_frontier import SUFFIXES as PLOTS
-    from planner.plot_frontier import check_plot
 
     suffix = Path(output).suffix.lower().removeprefix(".")
     if suffix not in SUFFIXES:
         known = ", ".join(f".{one}" for one in SUFFIXES)
         raise InputError(f"-o {output!r}: expected a file that ends in one of {known}")
-    if suffix in PLOTS:
-        check_plot(f"-o {output!r}")
+    if suffix in plot_frontier.SUFFIXES:
+        plot_frontier.check_plot(f"-o {output!r}")
     check_writable(Path(output))
     return suffix
 
@@ -194,6 +184,16 @@ def _show_frontier(found: PlanFile, style: str, output: str | None, suffix: str)
         show(found, lambda: report(found, frontier), style)
     if failed:
         raise failed
+
+
+def check(style: str, progress: str, output: str | None) -> None:
+    """What would stop a command after its work is said before it."""
+    from planner.files import check_writable
+
+    one_of("--format", style, FORMATS)
+    one_of("--progress", progress, PROGRESS)
+    if output is not None:
+        check_writable(Path(output))
 
 
 @app.command()
@@ -227,16 +227,13 @@ def fits(
 
     Exit 1: a batch at a context was asked for, and none of the slices takes it.
     """
-    from planner.files import check_writable, write_whole
+    from planner.files import write_whole
     from planner.fits import fits as run
     from planner.planfile import encode
     from planner.ranges import chip_range
     from planner.report_fits import report
 
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
-    if output is not None:
-        check_writable(Path(output))
+    check(style, progress, output)
     with progress_line(progress) as say:
         found = run(
             model,
@@ -261,43 +258,3 @@ def fits(
         write_whole(Path(output), encode(found))
     show(found, lambda: report(found), style)
     return NOTHING_FITS if batch is not None and context is not None and found.smallest is None else 0
-
-
-@app.command()
-def sensitivity(
-    file: Annotated[str, typer.Argument(metavar="PLAN.JSON", help="A file that `meshwright plan -o` wrote.")],
-    pick: Pick = "1",
-    swing: Annotated[str, typer.Option(metavar="SHARE", help="By how much each number is less and more.")] = "0.2",
-    fix: Fix = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    cuts: Cuts = "two",
-    whole_axes: WholeAxes = False,
-    progress: Progress = "auto",
-    output: Output = None,
-    style: Format = "table",
-) -> None:
-    """Say what a little less or more of each hardware number does to a plan's choice."""
-    from planner.files import check_writable, write_whole
-    from planner.planfile import encode
-    from planner.report_sensitivity import report
-    from planner.sensitivity import sensitivity as run
-
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
-    if output is not None:
-        check_writable(Path(output))
-    with progress_line(progress) as say:
-        found = run(
-            file,
-            pick=whole("--pick", pick),
-            swing=number("--swing", swing),
-            fix=fixed_roles(fix or ()),
-            programs=program or (),
-            cuts=cuts_of(cuts, whole_axes),
-            chip_file=chip_file,
-            progress=say,
-        )
-    if output is not None:
-        write_whole(Path(output), encode(found))
-    show(found, lambda: report(found), style)

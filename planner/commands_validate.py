@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import SCHEMAS
-from planner.commands_frontier import app
+from planner.commands_sensitivity import app
 from planner.options import PROGRESS, one_of, words
 from planner.output import progress_line, write
 

@@ -126,7 +126,7 @@ class _OneMesh:
         kept = np.flatnonzero(stored + peak + residual_bytes <= usable_bytes)
         if not len(kept):
             return Need(None, least_bytes)
-        state, beside = _only(self.states, kept), residual_bytes[kept]
+        state, beside = self.states.take(kept), residual_bytes[kept]
         limits = self._limits(column, peak)
         tables = [_stored_within(j, column, limits) for j in self.joined]
         faces = [_prefixed(j, state) for j in self.joined]
@@ -218,14 +218,6 @@ def _residual_bytes(problem: Problem, mesh: Mesh, state: States, batches: Ints) 
     return np.asarray(2 * tokens * problem.components[0].dims["D"] * problem.fast.widths["activation"] / ways)
 
 
-def _only(every: States, residuals: Ints) -> States:
-    """The states of some residuals only, these numbered as they come."""
-    place = np.full(len(every.cuts), -1, dtype=np.int64)
-    place[residuals] = np.arange(len(residuals))
-    kept = np.flatnonzero(place[every.residual] >= 0)
-    return States(every.cuts[residuals], place[every.residual[kept]], every.prefixes[kept])
-
-
 def _joined(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints) -> list[Joined] | None:
     """The components' assignments, flat; None where one has none."""
     result = []
@@ -233,7 +225,12 @@ def _joined(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints) -> list[J
         fixed = problem.fixed.get(component.name, {})
         tables = [
             price_body(
-                component, body, rates, problem.fast, batches, [_playable(body, fixed.get(p.axis)) for p in mesh]
+                component,
+                body,
+                rates,
+                problem.fast,
+                batches,
+                [_playable(body, fixed.get(p.axis)) for p in mesh],
             )
             for body in component.bodies
         ]

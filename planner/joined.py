@@ -29,7 +29,7 @@ from strategies.rates import Floats, Ints, Rates
 from strategies.shared import Plays, price_shared
 from strategies.tables import Table, scope_of
 
-ROWS_AT_ONCE, ROWS_CACHED = 1 << 20, 1 << 16
+ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 16, 1 << 22
 _READ = {code: i for i, code in enumerate(CODES)}
 _GIVE = {code: i for i, code in enumerate(GIVEN)}
 
@@ -106,6 +106,20 @@ class Glue:
         """Early and late seconds [faces, residuals, columns] with these residuals."""
         early = sum(one.early_s[:, residuals][one.end] for one in self.programs)
         return np.asarray(early), np.asarray(sum(one.late_s[:, residuals][one.end] for one in self.programs))
+
+    def least(self, joined: Joined) -> Floats:
+        """[residuals, columns]: the least seconds of one layer, body and glue."""
+        early, late = joined.least
+        step, found = max(1, CELLS_AT_ONCE // early.size), []
+        for start in range(0, self.programs[0].late_s.shape[1], step):
+            early_s, late_s = self.at(slice(start, start + step))
+            found.append(np.maximum(early[:, None] + early_s, late[:, None] + late_s).min(axis=0))
+        return np.concatenate(found)
+
+    def take(self, residuals: Ints) -> Glue:
+        """With these residuals only."""
+        programs = (GlueOf(one.early_s[:, residuals], one.late_s[:, residuals], one.end) for one in self.programs)
+        return Glue(tuple(programs))
 
     def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
         """Early and late seconds [faces] with one residual, at one batch."""
@@ -219,25 +233,26 @@ def glue_masks(part: Part, ends: Ints, cuts: Ints, side: str) -> dict[str, Ints]
     """The pair that each mesh axis plays, for every end of a body with every residual: [ends * residuals, 1]."""
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == _READ["T"], _READ["-"], cuts) if one_position else cuts
-    pairs = ends[:, None, :] * len(GIVEN) + residual[None]  # [ends, residuals, axes]
-    bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
     masks = {}
     for role in part.program.roles:
-        plays = _pairs_of(part, role.name, side)[pairs]
-        masks[role.axis] = (plays @ bits).reshape(-1, 1)
+        plays = _pairs_of(part, role.name, side)
+        mask = np.zeros((len(ends), len(cuts)), dtype=np.int64)
+        for axis in range(cuts.shape[1]):
+            mask |= plays[ends[:, axis]][:, residual[:, axis]] << axis
+        masks[role.axis] = mask.reshape(-1, 1)
     return masks
 
 
-def _pairs_of(part: Part, name: str, side: str) -> NDArray[np.bool_]:
-    """Which pairs of codes (the body's end, the residual) play the role of that name."""
-    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=bool)
+def _pairs_of(part: Part, name: str, side: str) -> Ints:
+    """[the body's end, the residual]: 1 where that pair of codes plays the role of that name."""
+    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.int64)
     if part.program.name == "last":
-        found[:, _READ[name[0]]] = True
+        found[:, _READ[name[0]]] = 1
     elif side == "entry":
-        found[_READ[name[1]], _READ[name[0]]] = True
+        found[_READ[name[1]], _READ[name[0]]] = 1
     else:
-        found[_GIVE[name[0]], _READ[name[1]]] = True
-    return found.reshape(-1)
+        found[_GIVE[name[0]], _READ[name[1]]] = 1
+    return found
 
 
 def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:

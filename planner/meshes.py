@@ -1,8 +1,9 @@
 """Which meshes a slice is searched on: how its physical axes are cut into mesh axes.
 
-`two` (the default): each physical axis into at most two pieces, at most four pieces in all. `all`: into as many pieces
-as its length has prime factors, in every order. `none`: whole physical axes, the meshes that `jax.make_mesh` gives
-without splitting physical axes.
+`two` (the default): each physical axis into at most two pieces and all into at most four; on slices of up to 64 chips,
+where that costs up to 12% at some batches, three and five.
+`all`: into as many pieces as an axis's length has prime factors, in every order. `none`: whole physical axes, the
+meshes that `jax.make_mesh` gives without splitting physical axes.
 
 A layout that gives adjacent pieces of an axis equal roles is the layout of the uncut axis, so a finer mesh covers
 the coarser ones: only the finest cuts are listed. Physical axes of equal length and kind are interchangeable.
@@ -18,7 +19,11 @@ from mesh.pieces import Piece, cuts
 from mesh.slices import Slice
 
 CUTS = TWO, ALL, NONE = "two", "all", "none"
+COARSE = "coarse"
+"""At most two pieces and four in all on any slice: where to look first."""
 MOST_AXES, MOST_AXES_OF_ALL = 4, 7
+SMALL_CHIPS, MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL = 64, 5, 3
+"""On slices of up to so many chips the default is so many mesh axes, of so many pieces of each physical axis."""
 
 Mesh = tuple[Piece, ...]
 
@@ -31,7 +36,7 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
     sizes = [axis.size for axis in slice_.axes]
     real = [i for i, size in enumerate(sizes) if size > 1]
     seen: dict[object, Mesh] = {}
-    for choice in _choices([sizes[i] for i in real], how):
+    for choice in _choices([sizes[i] for i in real], how, slice_.chips <= SMALL_CHIPS):
         mesh = tuple(_pieces(dict(zip(real, choice, strict=True))))
         seen.setdefault(_symmetric(slice_, real, choice), mesh)
     found = tuple(seen.values())
@@ -43,16 +48,33 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
     return found
 
 
-def _choices(sizes: Sequence[int], how: str) -> Iterator[tuple[tuple[int, ...], ...]]:
+def _choices(sizes: Sequence[int], how: str, small: bool) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The sizes of the pieces of each axis, minor first."""
     if how == NONE:
         yield tuple((size,) for size in sizes)
     elif how == ALL:
         yield from product(*(sorted(set(permutations(_primes(size)))) for size in sizes))
     else:
-        cut = min(MOST_AXES - len(sizes), sum(1 for size in sizes if cuts(size)))
-        options = product(*([(size,), *cuts(size)] for size in sizes))
-        yield from (choice for choice in options if sum(len(option) - 1 for option in choice) == cut)
+        most, pieces = (MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL) if small and how == TWO else (MOST_AXES, 2)
+        options = list(product(*([*_cuts(size, pieces)] for size in sizes)))
+        finest = max(n for n in map(_count, options) if n <= max(most, len(sizes)))
+        yield from (choice for choice in options if _count(choice) == finest)
+
+
+def _count(choice: Sequence[tuple[int, ...]]) -> int:
+    return sum(map(len, choice))
+
+
+def _cuts(size: int, pieces: int) -> Iterator[tuple[int, ...]]:
+    """An axis whole, and cut into up to so many pieces, minor first.
+
+    >>> list(_cuts(8, 3))
+    [(8,), (2, 4), (2, 2, 2), (4, 2)]
+    """
+    yield (size,)
+    if pieces > 1:
+        for minor, rest in cuts(size):
+            yield from ((minor, *more) for more in _cuts(rest, pieces - 1))
 
 
 def _primes(size: int) -> tuple[int, ...]:

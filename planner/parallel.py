@@ -34,6 +34,10 @@ def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers:
         try:
             for future in futures:
                 yield future.result()
+        except BaseException:  # what is under way is of no use: an interrupt must not wait for it
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

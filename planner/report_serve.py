@@ -10,6 +10,7 @@ from planner.planfile import PlanFile
 from planner.report import constants_of, plan_table
 from planner.report_text import Block, Lines, Table, digits, gb, ms
 from planner.serve_rates import LEAST_EFFICIENCY
+from planner.serve_request import CACHE_STEP
 from planner.serving import Move, Serving, ServingEntry, Together
 from planner.transfer import Transfer
 
@@ -156,7 +157,10 @@ def _plan_tables(plans: Sequence[Plan]) -> Iterator[Table]:
 
 
 def _counted(serving: Serving) -> list[str]:
-    held = f"decode steps read {serving.decode_context} tokens of every cache, as at a request's end"
+    held = (
+        f"decode steps read {serving.decode_context} tokens of every cache: what it holds at a request's end, in whole "
+        f"steps of {CACHE_STEP}"
+    )
     return [held, *_ASSUMED]
 
 

@@ -27,6 +27,13 @@ class States:
     residual: Ints
     prefixes: NDArray[np.bool_]
 
+    def take(self, residuals: Ints) -> States:
+        """The states of these residuals only, which are numbered anew."""
+        place = np.full(len(self.cuts), -1, dtype=np.int64)
+        place[residuals] = np.arange(len(residuals))
+        kept = np.flatnonzero(place[self.residual] >= 0)
+        return States(self.cuts[residuals], place[self.residual[kept]], self.prefixes[kept])
+
 
 @cache
 def states(axes: int, phase: str) -> States:

@@ -17,7 +17,8 @@ import numpy as np
 from planner.board import Board, worst_of
 from planner.choices import Found, Problem, distinct
 from planner.joined import Joined, join
-from planner.meshes import ALL, TWO, Mesh, meshes
+from planner.meshes import ALL, COARSE, TWO, Mesh, meshes
+from planner.near import near
 from planner.residuals import states
 from strategies.components import IDLE, Body, Component
 from strategies.rates import Ints, Rates, tabulate_rates
@@ -38,7 +39,7 @@ def search(problem: Problem, top: int) -> Found:
 
     An interrupt ends it with the best so far, `Found.interrupted`; a `KeyboardInterrupt` where there is none yet.
     """
-    found = Found() if problem.cuts != ALL else _seeded(problem, top)
+    found = _seeded(problem, top)
     try:
         for mesh in meshes(problem.slice_, problem.cuts):
             _search_mesh(problem, mesh, top, found)
@@ -53,7 +54,10 @@ def search(problem: Problem, top: int) -> Found:
 
 def _seeded(problem: Problem, top: int) -> Found:
     """What a search with fewer cuts finds: all of it is in the space, and bounds what is worth a look there."""
-    coarse = search(replace(problem, cuts=TWO), top)
+    fewer = {ALL: TWO, TWO: COARSE}.get(problem.cuts)
+    if fewer is None or meshes(problem.slice_, fewer) == meshes(problem.slice_, problem.cuts):
+        return Found()
+    coarse = search(replace(problem, cuts=fewer), top)
     return Found(choices=coarse.choices, evaluations=coarse.evaluations)
 
 
@@ -74,11 +78,11 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     roomy = [c for c in range(len(pairs)) if board.least_bytes(c) <= problem.usable_bytes]
     for padded in (False, True):  # what is found without padding bounds what is worth a look with it
         some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
-        near = board.within({c: worst_of(found.choices[pairs[c][0]], top) for c in some})
-        if near is not None:
-            found.evaluations += near.evaluations
-            for column, (batch, _) in enumerate(near.pairs):
-                near.best(column, top, found.choices[batch])
+        close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
+        if close is not None:
+            found.evaluations += close.evaluations
+            for column, (batch, _) in enumerate(close.pairs):
+                close.best(column, top, found.choices[batch])
 
 
 def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:

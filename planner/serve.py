@@ -21,7 +21,7 @@ from planner.ranges import chosen_slices
 from planner.request import CP_SAT, EXHAUSTIVE, Progress
 from planner.serve_coupled import proved_ways
 from planner.serve_request import ServeRequest, Way
-from planner.serve_share import by_letters, sharing
+from planner.serve_share import by_letters, leaner, sharing
 from planner.serve_ways import Priced, numbered, shown, ways_on_one, ways_on_two
 from planner.serving import MODES, Serving, ServingEntry
 from planner.solve import INTERRUPTED, NothingFits, make_plan
@@ -155,14 +155,26 @@ def _say(progress: Progress, phase: str, text: str) -> None:
 
 
 def _on_one(request: ServeRequest, swept: Mapping[str, Sweep], priced: Priced, progress: Progress) -> list[Way]:
-    """All pairs on each slice: of the best of every batch, and with the prefills that share a decode's weights."""
+    """All pairs on each slice of the best of every batch; decodes that fit no prefill are searched with less HBM."""
     ways: list[Way] = []
     for slice_ in request.slices if set(ON_ONE) & set(request.modes) else ():
         progress(f"pairing prefill and decode on {slice_.name}")
         prefills, decodes = (_of_slice(swept[phase], slice_) for phase in PHASES)
-        for alike in by_letters(decodes):
-            for prefill, decode in product((*prefills, *sharing(request, alike, prefills, priced)), alike):
-                ways += ways_on_one(request, slice_, priced.plan(prefill), priced.plan(decode))
+        here = _pairs(request, prefills, decodes, priced)
+        without = {d.choice.batch for d in decodes} - {way.decode.batch for way in here}
+        here += _pairs(request, prefills, leaner(request, sorted(without), prefills, priced), priced)
+        ways += here
+    return ways
+
+
+def _pairs(
+    request: ServeRequest, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
+) -> list[Way]:
+    """The ways of one slice's prefills, and of those that share a decode's weights, with each decode."""
+    ways: list[Way] = []
+    for alike in by_letters(decodes):
+        for prefill, decode in product((*prefills, *sharing(request, alike, prefills, priced)), alike):
+            ways += ways_on_one(request, decode.slice_, priced.plan(prefill), priced.plan(decode))
     return ways
 
 

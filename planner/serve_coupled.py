@@ -80,9 +80,11 @@ def _solved(request: ServeRequest, slice_: Slice, prompts: int, slots: int) -> I
     if found is None:
         return
     plans = price_candidate(found[0], prefill), price_candidate(found[1], decode)
-    if all(is_recomputed(plan, request) for plan in plans):
-        for way in ways_on_one(request, slice_, *plans):
-            yield _with_proof(way, found[2])
+    for plan in plans:
+        if not is_recomputed(plan, request):
+            raise RuntimeError(f"CP-SAT found a {plan.phase} layout on {slice_.name} that a plan file cannot say")
+    for way in ways_on_one(request, slice_, *plans):
+        yield _with_proof(way, found[2])
     if found[2].interrupted:
         raise KeyboardInterrupt
 
@@ -93,9 +95,9 @@ def _at(request: Request, batch: int) -> Request:
 
 
 def is_recomputed(plan: Plan, request: ServeRequest) -> bool:
-    """Whether a plan file's layouts give the plan's specs again, so that `verify` will accept it.
+    """Whether the plan's layouts give its specs again, so that `verify` accepts it.
 
-    An order of mesh axes that mixes those that cut different dims of the residual cannot be written.
+    A solver's pair has its mesh axes in an order of its own; not every order can be written.
     """
     slice_ = next(one for one in request.slices if one.name == plan.slice)
     layout, _, work = layout_of(plan, tuple(request.programs), slice_.chip)

@@ -20,6 +20,9 @@ from strategies.notation import Program
 from strategies.workload import LARGEST_CONTEXT, Dtypes, Workload, check_count
 
 OBJECTIVES = ("throughput", "latency", "cost")
+CACHE_STEP = 256
+"""Caches are this many tokens long, or twice, ...: of an int8 cache of 2300 tokens, which fill no tile of 32 rows, the
+TPU compiler (libtpu 0.0.42) makes copies; 256 also fills the tiles of sequences that are cut 8 ways."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,8 @@ class ServeRequest:
 
     @property
     def context(self) -> int:
-        """Tokens that a cache holds at a request's end: decode steps are priced with all of them."""
-        return self.input + self.output
+        """A cache's length: what it holds at a request's end, in whole steps; decode steps are priced with all."""
+        return -(-(self.input + self.output) // CACHE_STEP) * CACHE_STEP
 
     def of(self, phase: str) -> Request:
         """The search of one phase."""

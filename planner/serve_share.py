@@ -40,11 +40,15 @@ def sharing(
     batches = tuple(batch for batch in request.prefill_batches if batch not in fitting)
     if not batches:
         return []
-    least_kv_bytes = min(plan.memory.kv_bytes for plan in plans)
-    problem = _limited(replace(request, prefill_batches=batches), decodes[0], least_kv_bytes)
-    for choices in search(problem, COMPARED).choices.values():
-        if choices:
-            found += _alike([Candidate(decodes[0].slice_, problem, choice) for choice in choices], plans[0], priced)
+    request = replace(request, prefill_batches=batches)
+    for strict in (False, True):
+        problem = _limited(request, decodes[0], min(plan.memory.kv_bytes for plan in plans), strict)
+        for choices in search(problem, COMPARED).choices.values():
+            if choices:
+                candidates = [Candidate(decodes[0].slice_, problem, choice) for choice in choices]
+                found += _alike(candidates, plans[0], priced)
+        if all(any(_kept(priced.plan(c), plan, c.slice_) for c in (*prefills, *found)) for plan in plans):
+            break  # else those that leave no axis idle that the decode uses: they store less
     return found
 
 
@@ -64,8 +68,26 @@ def _copied(candidate: Candidate, decode: Plan, priced: Priced) -> float:
 
 def _fits(prefill: Plan, decode: Plan, slice_: Slice) -> bool:
     """Whether both fit without a switch, which costs no time: no slower prefill is of use then."""
+    return _kept(prefill, decode, slice_) in ("shared", "copies")
+
+
+def _kept(prefill: Plan, decode: Plan, slice_: Slice) -> str | None:
     held = Pair(prefill, decode, slice_).kept(at_once=False)
-    return held is not None and held.weights != "resharded"
+    return held.weights if held else None
+
+
+def leaner(
+    request: ServeRequest, batches: Sequence[int], prefills: Sequence[Candidate], priced: Priced
+) -> list[Candidate]:
+    """The best decode candidates of these batches that leave a slice room for the least that a prefill works with."""
+    if not prefills or not batches:
+        return []
+    plans = [priced.plan(prefill) for prefill in prefills]
+    room = min(plan.memory.kv_bytes + plan.memory.activation_bytes for plan in plans)
+    decode = replace(request, batches=tuple(batches), auto=False).of("decode")
+    problem = make_problem(decode, prefills[0].slice_)
+    problem = replace(problem, usable_bytes=problem.usable_bytes - room)
+    return [Candidate(problem.slice_, problem, c) for cs in search(problem, 1).choices.values() for c in cs[:1]]
 
 
 def by_letters(decodes: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -91,12 +113,18 @@ def letters(decode: Candidate) -> dict[str, dict[int, frozenset[str]]]:
     return found
 
 
-def _limited(request: ServeRequest, decode: Candidate, least_kv_bytes: float) -> Problem:
-    """The prefill problem with the decode's letters, in the HBM that the decode's caches leave."""
+def _limited(request: ServeRequest, decode: Candidate, least_kv_bytes: float, strict: bool) -> Problem:
+    """The prefill problem with the decode's letters, in the HBM that the decode's caches leave.
+
+    `strict`: an axis of which the decode uses a part must be used.
+    """
     problem = make_problem(request.of("prefill"), decode.slice_)
     cuts = letters(decode)
     fixed = {
-        component.name: {axis: _roles(component, cut) for axis, cut in cuts.get(component.name, {}).items()}
+        component.name: {
+            axis: _roles(component, cut - {IDLE} if strict and cut != {IDLE} else cut)
+            for axis, cut in cuts.get(component.name, {}).items()
+        }
         for component in problem.components
     }
     return replace(problem, fixed=fixed, usable_bytes=problem.usable_bytes - least_kv_bytes)

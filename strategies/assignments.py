@@ -17,7 +17,7 @@ from strategies.sizes import Fit, fit
 Rows = NDArray[np.int8]
 Rejection = tuple[str, str, int, dict[str, float]]
 """Component, reason, how many assignments, and the numbers of an example."""
-LISTED_AT_ONCE = 1 << 15
+LISTED_AT_ONCE = 1 << 18
 """So many assignments are listed at once, and shared by meshes of equally many axes; more grow axis by axis."""
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
+
 import numpy as np
 
 from strategies.cost import ArrayScope
-from strategies.notation import Step, Tensor
+from strategies.notation import Axes, Program, Step, Tensor
 from strategies.prices import Number
 
 _GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
@@ -26,50 +29,106 @@ def cache_bytes(scope: ArrayScope) -> Number:
     return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
 
 
-def peak_activation_bytes(scope: ArrayScope) -> Number:
-    """The most bytes of activations (gathered weights included) that live at once, over the program's steps.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that lives, and the step that made it (None: the program's input)."""
 
-    A step's operands live until their last use; moves and matmuls need source and result at once, everything
-    else works in place. A gather of two dims in one collective needs its result twice, once to reorder it.
-    """
-    program, peak = scope.program, np.zeros((1, 1))
+    tensor: Tensor
+    by: Step | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What lives while a step runs: its results, its operands (and whether they are needed later), all else."""
+
+    step: Step
+    made: tuple[Held, ...]
+    operands: tuple[tuple[Held, bool], ...]
+    others: tuple[Held, ...]
+
+    @property
+    def axes(self) -> frozenset[Axes]:
+        """Every union of program axes that its bytes depend on, but for how dims are padded."""
+        held = (*self.made, *(one for one, _ in self.operands), *self.others)
+        found = {dim.axes for one in held for dim in one.tensor.dims} | {self.step.axes}
+        found |= {one.by.axes for one in held if one.by is not None}
+        return frozenset(found | {axes for cuts in _cuts(self.step) for axes in cuts})
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that lives."""
+        return tuple(one.tensor for one in (*self.made, *(one for one, _ in self.operands), *self.others))
+
+
+@cache
+def moments(program: Program) -> tuple[Moment, ...]:
+    """What lives at each step. A step's operands live until their last use; stored weights and caches are no part."""
     last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {
         program.output.name: len(program.steps)
     }
-    live: dict[str, Number] = {program.input.name: scope.nbytes(program.input)}
+    live: dict[str, Held] = {program.input.name: Held(program.input, None)}
+    found = []
     for number, step in enumerate(program.steps):
-        made = {t.name: _made(step, t, scope) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
+        made = {t.name: Held(t, step) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
         sources = {t.name for t in step.inputs}
-        others = {name: size for name, size in live.items() if name not in made and name not in sources}
-        kept = [
-            _beside(step, name, size, scope, last[name] > number and name not in made)
-            for name, size in live.items()
-            if name in sources
-        ]
-        peak = np.maximum(peak, sum(made.values()) + sum(others.values()) + sum(kept) + _reordered(step, scope))
-        live = {name: size for name, size in {**live, **made}.items() if last.get(name, -1) > number}
+        others = tuple(held for name, held in live.items() if name not in made and name not in sources)
+        operands = tuple(
+            (held, last[name] > number and name not in made) for name, held in live.items() if name in sources
+        )
+        found.append(Moment(step, tuple(made.values()), operands, others))
+        live = {name: held for name, held in {**live, **made}.items() if last.get(name, -1) > number}
+    return tuple(found)
+
+
+def peak_activation_bytes(scope: ArrayScope) -> Number:
+    """The most bytes of activations (gathered weights included) that live at once, over the program's steps.
+
+    Moves and matmuls need source and result at once, everything else works in place. A gather of two dims in one
+    collective needs its result twice, once to reorder it.
+    """
+    peak: Number = np.zeros((1, 1))
+    for moment in moments(scope.program):
+        peak = np.maximum(peak, moment_bytes(moment, scope))
     return peak
 
 
-def _made(step: Step, target: Tensor, scope: ArrayScope) -> Number:
-    """Bytes that a step's result adds: none where it only names a stored weight or cache (a gather over nothing)."""
-    stored = scope.classes[target.name] in ("weight", "cache")
-    return scope.nbytes(target) * ((scope.ways(step.axes) > 1) if stored else 1.0)
+def moment_bytes(moment: Moment, scope: ArrayScope) -> Number:
+    """Bytes that live at a moment."""
+    total: Number = _reordered(moment.step, scope)
+    for held in (*moment.made, *moment.others):
+        total = total + _bytes(held, scope)
+    for held, needed in moment.operands:
+        total = total + _beside(moment.step, held, scope, needed)
+    return total
 
 
-def _beside(step: Step, name: str, size: Number, scope: ArrayScope, needed: bool) -> Number:
+def _bytes(held: Held, scope: ArrayScope) -> Number:
+    """Bytes of what lives: none where it only names a stored weight or cache (a gather over nothing)."""
+    stored = held.by is not None and scope.classes[held.tensor.name] in ("weight", "cache")
+    return scope.nbytes(held.tensor) * (scope.ways(held.by.axes) > 1 if stored and held.by else 1.0)
+
+
+def _beside(step: Step, held: Held, scope: ArrayScope, needed: bool) -> Number:
     """Bytes of a step's operand that live beside its result."""
     if needed or step.op in _READS:
-        return size
-    return size * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
+        return _bytes(held, scope)
+    return _bytes(held, scope) * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
+
+
+def _cuts(step: Step) -> list[list[Axes]]:
+    """The axes that an AllGather takes off each dim of a tensor, for every tensor."""
+    if step.op != "AllGather":
+        return []
+    return [
+        [d.axes[len(target.axes(d.name)) :] for d in source.dims if d.axes != target.axes(d.name)]
+        for source, target in zip(step.inputs, step.outputs, strict=True)
+    ]
 
 
 def _reordered(step: Step, scope: ArrayScope) -> Number:
-    if step.op != "AllGather":
-        return 0.0
     total: Number = 0.0
-    for source, target in zip(step.inputs, step.outputs, strict=True):
-        cut = [scope.ways(d.axes[len(target.axes(d.name)) :]) > 1 for d in source.dims if d.axes != target.axes(d.name)]
-        if len(cut) > 1:
-            total = total + scope.nbytes(target) * (sum(np.asarray(c, dtype=np.int64) for c in cut) > 1)
+    for target, cuts in zip(step.outputs, _cuts(step), strict=False):
+        if len(cuts) > 1:
+            cut = sum(np.asarray(scope.ways(axes) > 1, dtype=np.int64) for axes in cuts)
+            total = total + scope.nbytes(target) * (cut > 1)
     return total

@@ -7,27 +7,21 @@ the sums are spread over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
 from strategies.checker import Requirements
 from strategies.cost import ArrayScope, Speeds, Totals, price_step
-from strategies.notation import Axes, Program, Step
+from strategies.memory import Moment, moment_bytes, moments
+from strategies.notation import Axes, Program, Step, Tensor
+from strategies.prices import Number
 from strategies.rates import Ints
 
 Unions = frozenset[Axes]
-MOST_MESH_AXES, PER_CODE = 12, 4  # bits of a set of mesh axes, and sets that an int64 has room for beside a class
-
-
-@dataclass(frozen=True)
-class StepGroup:
-    """Steps that ask for no more than these unions of program axes."""
-
-    unions: Unions
-    steps: tuple[Step, ...]
+Asking = TypeVar("Asking")
 
 
 class Plays:
@@ -40,14 +34,22 @@ class Plays:
     def classes(self, unions: Unions) -> tuple[Ints, Ints]:
         """The first row of each class [classes], and the class of each row [rows]."""
         if unions not in self._classes:
-            code: Ints = np.zeros((self.rows, 1), dtype=np.int64)
-            for number, axes in enumerate(sorted(unions)):
-                code = (code << MOST_MESH_AXES) | _union(self.masks, axes)
-                if number % PER_CODE == PER_CODE - 1:  # no room for another
-                    code = np.unique(code, return_inverse=True)[1].reshape(-1, 1)
-            _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-            self._classes[unions] = first, inverse.reshape(-1)
+            kinds, row = 1, np.zeros(self.rows, dtype=np.int64)
+            for axes in sorted(unions):
+                mask = _union(self.masks, axes).reshape(-1)
+                kinds, row = _numbered(row * (int(mask.max(initial=0)) + 1) + mask)
+            first = np.empty(kinds, dtype=np.int64)
+            first[row[::-1]] = np.arange(self.rows - 1, -1, -1)
+            self._classes[unions] = first, row
         return self._classes[unions]
+
+
+def _numbered(codes: Ints) -> tuple[int, Ints]:
+    """How many different codes there are, and the number of each one among them; codes are small."""
+    seen = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
+    seen[codes] = 1
+    number = np.cumsum(seen) - 1
+    return int(number[-1]) + 1, number[codes]
 
 
 def _union(masks: Mapping[str, Ints], axes: Axes) -> Ints:
@@ -58,37 +60,60 @@ def _union(masks: Mapping[str, Ints], axes: Axes) -> Ints:
 
 
 @cache
-def step_groups(program: Program, needs: Requirements) -> tuple[StepGroup, ...]:
-    """The program's steps by the unions that they ask for; steps join a group that asks for as much or more."""
-    asked: dict[Unions, list[Step]] = {}
-    for step in program.steps:
-        asked.setdefault(_asked(step, program, needs), []).append(step)
-    groups: dict[Unions, list[Step]] = {}
-    for unions in sorted(asked, key=lambda u: (-len(u), sorted(u))):
+def step_groups(program: Program, needs: Requirements) -> tuple[tuple[Unions, tuple[Step, ...]], ...]:
+    """The program's steps by the unions that they ask for."""
+    return _grouped([(_asked(_axes(s), (*s.inputs, *s.outputs), program, needs), s) for s in program.steps])
+
+
+@cache
+def moment_groups(program: Program, needs: Requirements) -> tuple[tuple[Unions, tuple[Moment, ...]], ...]:
+    """What lives at each step, by the unions that its bytes ask for."""
+    return _grouped([(_asked(m.axes, m.tensors, program, needs), m) for m in moments(program)])
+
+
+def _grouped(asking: Sequence[tuple[Unions, Asking]]) -> tuple[tuple[Unions, tuple[Asking, ...]], ...]:
+    """Those that ask for the same, or for no more, together."""
+    groups: dict[Unions, list[Asking]] = {}
+    for unions, one in sorted(asking, key=lambda pair: (-len(pair[0]), sorted(pair[0]))):
         home = next((larger for larger in groups if unions <= larger), unions)
-        groups.setdefault(home, []).extend(asked[unions])
-    return tuple(StepGroup(unions, tuple(steps)) for unions, steps in groups.items())
+        groups.setdefault(home, []).append(one)
+    return tuple((unions, tuple(members)) for unions, members in groups.items())
 
 
-def _asked(step: Step, program: Program, needs: Requirements) -> Unions:
-    """The unions of program axes that a step's price depends on: cuts of its dims, its own axes, what pads its dims."""
-    dims = [dim for tensor in (*step.inputs, *step.outputs) for dim in tensor.dims]
-    padded = {"N", "M", "K"} if {"N", "M", "K"} & {d.name for d in dims} else set()
-    padded |= {d.name for d in dims if d.name in program.pad}
-    found = {dim.axes for dim in dims} | {step.axes}
-    found |= {axes for name, axes in needs.divides if name in padded}
-    if "C" in {d.name for d in dims}:
+def _axes(step: Step) -> frozenset[Axes]:
+    return frozenset({dim.axes for t in (*step.inputs, *step.outputs) for dim in t.dims} | {step.axes})
+
+
+def _asked(axes: frozenset[Axes], tensors: Sequence[Tensor], program: Program, needs: Requirements) -> Unions:
+    """The unions of program axes that a price depends on: these, and what pads the dims of the tensors."""
+    dims = {dim.name for tensor in tensors for dim in tensor.dims}
+    padded = {"N", "M", "K"} if {"N", "M", "K"} & dims else set()
+    padded |= dims & set(program.pad)
+    found = axes | {by for name, by in needs.divides if name in padded}
+    if "C" in dims:
         found |= {s.outputs[0].axes("C") for s in program.steps if s.op == "Dispatch"}
-    return frozenset(axes for axes in found if axes)
+    return frozenset(one for one in found if one)
 
 
 def price_shared(
     scope: ArrayScope, needs: Requirements, plays: Plays, fast: Speeds, into: Totals, rows: Ints | None = None
 ) -> None:
     """Add the totals of the scope's rows, all or these: what adding up `price_steps` gives for each."""
-    for group in step_groups(scope.program, needs):
-        first, inverse = plays.classes(group.unions)
+    for unions, steps in step_groups(scope.program, needs):
+        first, inverse = plays.classes(unions)
         here, part = scope.take(first), Totals()
-        for step in group.steps:
+        for step in steps:
             part.add(price_step(step, here, fast))
         into.add_rows(part, inverse if rows is None else inverse[rows])
+
+
+def peak_shared(scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints) -> Number:
+    """`peak_activation_bytes` of these rows."""
+    peak: Number = np.zeros((1, 1))
+    for unions, members in moment_groups(scope.program, needs):
+        first, inverse = plays.classes(unions)
+        here, most = scope.take(first), np.zeros((1, 1))
+        for moment in members:
+            most = np.maximum(most, moment_bytes(moment, here))
+        peak = np.maximum(peak, most[inverse[rows]] if len(most) > 1 else most)
+    return peak

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from strategies.assignments import Rows, assignments, fit_part, rejections, ways_of
 from strategies.components import IDLE, Body, Component, Part
 from strategies.cost import ArrayScope, Speeds, Totals
-from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
+from strategies.memory import cache_bytes, weight_bytes
 from strategies.prices import Number
 from strategies.rates import Floats, Ints, Rates
-from strategies.shared import price_shared
+from strategies.shared import peak_shared, price_shared
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def price_body(
         scope = every.take(alive)
         weights = 0.0 if component.tied and number else weight_bytes(scope)
         stored = stored + component.times * (weights + cache_bytes(scope))
-        peak = np.maximum(peak, peak_activation_bytes(scope))
+        peak = np.maximum(peak, peak_shared(every, part.needs, plays, alive))
     shape = (len(alive), batches.shape[1])
     return Table(
         body,

@@ -118,7 +118,8 @@ def test_unknown_model_gets_the_closest_names(command: str, capsys: pytest.Captu
 def test_unknown_chip_and_schema(capsys: pytest.CaptureFixture[str]) -> None:
     """A chip or schema that there is none of is refused with what there is."""
     assert error(capsys, "chips", "v5x") == "no chip named 'v5x'; closest: v5p, v5e"
-    assert error(capsys, "schema", "plane") == "no schema 'plane'; there are: plan, fits, sensitivity, validation, report"
+    known = "plan, fits, sensitivity, validation, report"
+    assert error(capsys, "schema", "plane") == f"no schema 'plane'; there are: {known}"
 
 
 CONFIGS = {

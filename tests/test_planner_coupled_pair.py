@@ -44,7 +44,7 @@ from strategies.workload import Dtypes, Workload
 
 ONE_AXIS, TWO_AXES = ("h100:2", "tpu7x:1x1x1"), ("v5e:2x2", "v5p:2x2x1", "h100:4")
 SHARES = (None, 0.0, 0.3, 0.7)  # of the HBM between the least that a pair needs and what the fastest takes
-QUICK = (22, 43, 24)
+QUICK = (22, 43)
 MANY = range(56)
 
 

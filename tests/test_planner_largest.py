@@ -94,14 +94,11 @@ def check_batch(request: Request, most: int) -> list[int]:
 
 
 def check_context(request: Request, most: int) -> list[int]:
-    """The largest context is that of trying every one, or at least `most`; returns those that fit."""
-    fitting = contexts_that_fit(request, most)
-    found = largest_context(request, request.slices[0])
-    if fitting and fitting[-1] == most:
-        assert found is not None
-        assert found >= most
-    else:
-        assert found == (fitting[-1] if fitting else None)
+    """The largest context is that of trying every one, up to `most` and well beyond it; returns those that fit."""
+    slice_ = request.slices[0]
+    found = largest_context(request, slice_)
+    fitting = contexts_that_fit(request, max(most, (found or 0) + 2 * slice_.devices))
+    assert found == (fitting[-1] if fitting else None)
     return fitting
 
 
@@ -118,12 +115,13 @@ def test_largest_context_is_that_of_trying_every_context(seed: int, bruteforce: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(100, 124))
 def test_largest_numbers_are_those_of_trying_all_on_many_problems(seed: int, bruteforce: ModuleType) -> None:
-    """The same on more problems and a longer range, on slices of eight devices, too."""
+    """The same on more problems and over longer ranges."""
     request = toy(seed, bruteforce)
     check_batch(request, 120)
-    check_context(request, 90)
+    if (largest_context(request, request.slices[0]) or 0) <= 200:
+        check_context(request, 60)
 
 
 @lru_cache

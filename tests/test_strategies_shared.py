@@ -11,8 +11,9 @@ from strategies.assignments import enumerate_rows, fit_part, masks_of
 from strategies.components import IDLE, Body, Component, components
 from strategies.configs import load_model
 from strategies.cost import Totals, price_steps, speeds
+from strategies.memory import peak_activation_bytes
 from strategies.rates import tabulate_rates
-from strategies.shared import Plays, price_shared, step_groups
+from strategies.shared import Plays, peak_shared, price_shared, step_groups
 from strategies.tables import scope_of
 from strategies.workload import Dtypes, Workload
 
@@ -45,6 +46,10 @@ def test_shared_prices_are_those_of_every_row_alone(component: Component, body: 
         for cost in price_steps(scope, fast):
             alone.add(cost)
         assert found.ok.any()
+        every = np.arange(len(rows))
+        peaks = (peak_shared(scope, part.needs, plays, every), peak_activation_bytes(scope))
+        ours, theirs = (np.broadcast_to(peak, found.ok.shape)[found.ok] for peak in peaks)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg="peak")
         for field in FIELDS:
             ours, theirs = (np.broadcast_to(getattr(t, field), found.ok.shape)[found.ok] for t in (shared, alone))
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, err_msg=field)
@@ -54,5 +59,5 @@ def test_shared_prices_are_those_of_every_row_alone(component: Component, body: 
 def test_every_step_is_in_one_group(component: Component, body: Body) -> None:
     """Groups hold each step of the program once."""
     for part in body.parts:
-        steps = [step for group in step_groups(part.program, part.needs) for step in group.steps]
+        steps = [step for _, group in step_groups(part.program, part.needs) for step in group]
         assert sorted(map(str, steps)) == sorted(map(str, part.program.steps))
