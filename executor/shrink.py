@@ -26,12 +26,12 @@ from planner.given import layout_of
 from planner.layout import Assigned, Bound, Layout, programs
 from planner.plan import Plan
 from planner.pricing import price_layout
+from strategies.assignments import fit_part
 from strategies.components import Component, components
 from strategies.cost import speeds
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.notation import Program
 from strategies.rates import Rates
-from strategies.assignments import fit_part
 from strategies.workload import Dtypes, Workload
 
 F32 = Dtypes(weights="f32", kv="f32", activations="f32", compute="f32")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mesh.slices import Slice
 from planner.choices import Choice, Pick, Problem
 from planner.joined import Joined, join, prefix_masks, price_glue
-from planner.meshes import TWO, Mesh, meshes
+from planner.meshes import TWO, Mesh, meshes, most_roles
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States, states
 from strategies.components import IDLE, Body
@@ -220,20 +220,12 @@ def _residual_bytes(problem: Problem, mesh: Mesh, state: States, batches: Ints) 
 
 def _joined(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints) -> list[Joined] | None:
     """The components' assignments, flat; None where one has none."""
-    result = []
+    result, few = [], most_roles(mesh, problem.cuts)
     for component in problem.components:
-        fixed = problem.fixed.get(component.name, {})
-        tables = [
-            price_body(
-                component,
-                body,
-                rates,
-                problem.fast,
-                batches,
-                [_playable(body, fixed.get(p.axis)) for p in mesh],
-            )
-            for body in component.bodies
-        ]
+        fixed, tables = problem.fixed.get(component.name, {}), []
+        for body in component.bodies:
+            allowed = [_playable(body, fixed.get(piece.axis)) for piece in mesh]
+            tables.append(price_body(component, body, rates, problem.fast, batches, allowed, few))
         joined = join(component, tables)
         if joined is None:
             return None

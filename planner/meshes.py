@@ -1,7 +1,7 @@
 """Which meshes a slice is searched on: how its physical axes are cut into mesh axes.
 
 `two` (the default): each physical axis into at most two pieces and all into at most four; on slices of up to 64 chips,
-where that costs up to 12% at some batches, three and five.
+where fewer cost up to 12% at some batches, three and five, of which a component plays at most three different roles.
 `all`: into as many pieces as an axis's length has prime factors, in every order. `none`: whole physical axes, the
 meshes that `jax.make_mesh` gives without splitting physical axes.
 
@@ -22,8 +22,9 @@ CUTS = TWO, ALL, NONE = "two", "all", "none"
 COARSE = "coarse"
 """At most two pieces and four in all on any slice: where to look first."""
 MOST_AXES, MOST_AXES_OF_ALL = 4, 7
-SMALL_CHIPS, MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL = 64, 5, 3
-"""On slices of up to so many chips the default is so many mesh axes, of so many pieces of each physical axis."""
+SMALL_CHIPS, MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL, MOST_ROLES = 64, 5, 3, 3
+"""On slices of up to so many chips the default is so many mesh axes, of so many pieces of each physical axis; on so
+many axes a component plays at most three different roles."""
 
 Mesh = tuple[Piece, ...]
 
@@ -46,6 +47,11 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
             "expected a smaller slice, such as one of 64 chips"
         )
     return found
+
+
+def most_roles(mesh: Mesh, how: str) -> int | None:
+    """How many different roles a component may play on a mesh; None: any number."""
+    return MOST_ROLES if how == TWO and len(mesh) > MOST_AXES else None
 
 
 def _choices(sizes: Sequence[int], how: str, small: bool) -> Iterator[tuple[tuple[int, ...], ...]]:

@@ -49,8 +49,8 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What `plan` prints as JSON and writes with `-o`; plans are best first.
 
-    `targets`: those that all plans meet, as the command line says them; `prices`: dollars per chip and hour. Fields that
-    have their default are left out of the file.
+    `targets`: those that all plans meet, as the command line says them; `prices`: dollars per chip and hour. Fields
+    that have their default are left out of the file.
     """
 
     schema: str

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.layout import Bound, Layout
+from strategies.assignments import fit_part
 from strategies.checker import check_sizes
 from strategies.cost import ArrayScope, Speeds
 from strategies.notation import LayoutError
 from strategies.prices import Number
 from strategies.rates import Rates
 from strategies.sizes import Fit
-from strategies.assignments import fit_part
 from strategies.tables import scope_of
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from planner.board import Board, worst_of
 from planner.choices import Found, Problem, distinct
 from planner.joined import Joined, join
-from planner.meshes import ALL, COARSE, TWO, Mesh, meshes
+from planner.meshes import ALL, COARSE, TWO, Mesh, meshes, most_roles
 from planner.near import near
 from planner.residuals import states
 from strategies.components import IDLE, Body, Component
@@ -86,12 +86,12 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
 
 
 def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
-    result = []
+    result, few = [], most_roles(mesh, problem.cuts)
     for component in problem.components:
         tables = []
         for body in component.bodies:
             allowed = [_allowed_axes(problem, component, body, piece.axis) for piece in mesh]
-            table = price_body(component, body, rates, problem.fast, batches, allowed)
+            table = price_body(component, body, rates, problem.fast, batches, allowed, few)
             tables.append(table)
             found.evaluations += table.evaluations
             for rejection in table.rejected:

@@ -22,25 +22,34 @@ LISTED_AT_ONCE = 1 << 18
 
 
 def assignments(
-    component: Component, body: Body, rates: Rates, batches: Ints, allowed: tuple[frozenset[str], ...]
+    component: Component,
+    body: Body,
+    rates: Rates,
+    batches: Ints,
+    allowed: tuple[frozenset[str], ...],
+    most_roles: int | None = None,
 ) -> tuple[Rows, Plays, list[Rejection]]:
     """Assignments of the body's roles to mesh axes, and what was ruled out while listing them.
 
-    `allowed[i]` are the program axes that mesh axis i may play. Every assignment that can run is listed.
+    `allowed[i]` are the program axes that mesh axis i may play. Every assignment that can run is listed, if it plays
+    no more than `most_roles` different roles (None: any number).
     """
-    if np.prod([len(names) for names in allowed], dtype=float) <= LISTED_AT_ONCE:
-        return *_listed(body, allowed), []
+    if most_roles is not None or np.prod([len(names) for names in allowed], dtype=float) <= LISTED_AT_ONCE:
+        return *_listed(body, allowed, most_roles), []
     return _grown(component, body, rates, batches, allowed)
 
 
 @lru_cache(maxsize=256)
-def _listed(body: Body, allowed: tuple[frozenset[str], ...]) -> tuple[Rows, Plays]:
+def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | None) -> tuple[Rows, Plays]:
     """All of them: slices and meshes of equally many axes share the list."""
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(allowed))
     for i, names in enumerate(allowed):
         rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
     rows = _required_rows(rows, body, choices)
+    if most_roles is not None:
+        played = sum((rows == n).any(axis=1).astype(np.int8) for n, choice in enumerate(choices) if choice != IDLE)
+        rows = rows[played <= most_roles]
     return rows, Plays(masks_of(rows, choices), len(rows))
 
 

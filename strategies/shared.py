@@ -110,10 +110,11 @@ def price_shared(
 def peak_shared(scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints) -> Number:
     """`peak_activation_bytes` of these rows."""
     peak: Number = np.zeros((1, 1))
+    alone = scope.take(rows)
     for unions, members in moment_groups(scope.program, needs):
         first, inverse = plays.classes(unions)
-        here, most = scope.take(first), np.zeros((1, 1))
+        here, most = (scope.take(first) if 2 * len(first) < len(rows) else alone), np.zeros((1, 1))
         for moment in members:
             most = np.maximum(most, moment_bytes(moment, here))
-        peak = np.maximum(peak, most[inverse[rows]] if len(most) > 1 else most)
+        peak = np.maximum(peak, most[inverse[rows]] if here is not alone and len(most) > 1 else most)
     return peak

@@ -39,11 +39,20 @@ class Table:
 
 
 def price_body(
-    component: Component, body: Body, rates: Rates, fast: Speeds, batches: Ints, allowed: Sequence[frozenset[str]]
+    component: Component,
+    body: Body,
+    rates: Rates,
+    fast: Speeds,
+    batches: Ints,
+    allowed: Sequence[frozenset[str]],
+    most_roles: int | None = None,
 ) -> Table:
-    """Price every assignment of a body; `allowed[i]` are the program axes that mesh axis i may play."""
+    """Price every assignment of a body that plays no more than `most_roles` different roles (None: any number).
+
+    `allowed[i]` are the program axes that mesh axis i may play.
+    """
     choices = (*body.axes, IDLE)
-    rows, plays, before = assignments(component, body, rates, batches, tuple(allowed))
+    rows, plays, before = assignments(component, body, rates, batches, tuple(allowed), most_roles)
     fits = [fit_part(part, component, rates, plays.masks, batches) for part in body.parts]
     ok = np.logical_and.reduce([f.ok for f in fits])
     rejected = (*before, *(r for f in fits for r in rejections(f, component, batches)))
