@@ -22,7 +22,7 @@ from planner.targets import Prices, Targets, check_prices, in_order, price_of
 from planner.transfer import chip_dcn_bytes_per_s
 from strategies.models import Model
 from strategies.notation import Program
-from strategies.workload import Dtypes, Workload
+from strategies.workload import Dtypes, Workload, cache_slots
 
 PREFILL_BATCHES = (1, 2, 4, 8, 16)
 _QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
@@ -71,7 +71,8 @@ class FleetRequest:
 
     def of(self, role: str, slice_: Slice, batches: tuple[int, ...]) -> Request:
         """The search of one role on one slice."""
-        context = self.traffic.input + (self.traffic.output if role == "decode" else 0)
+        traffic = self.traffic
+        context = cache_slots(traffic.input + traffic.output) if role == "decode" else traffic.input
         work = Workload(phase=role, batches=batches, context=context, dtypes=self.dtypes)
         return Request(
             model=self.model,

@@ -153,6 +153,7 @@ def answer(
     solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
     solver.parameters.linearization_level = 2  # without the relaxed problem's bound such a sum is not proved in minutes
     solver.parameters.catch_sigint_signal = False
+    solver.parameters.presolve_inclusion_work_limit = 0  # OR-Tools loses solutions: see `coupled_model.run`
     solver.parameters.max_time_in_seconds = inf if seconds is None else max(0.0, seconds)
     solver.parameters.max_deterministic_time = inf if effort is None else effort
     interrupted = False

@@ -56,7 +56,8 @@ def show_nothing(nothing: NothingFits, style: str) -> int:
     """What was rejected to stdout; why nothing fits, in one line, to stderr."""
     from planner.report_nothing import as_json, blocks, line
 
-    show(as_json(nothing), lambda: blocks(nothing), style)
+    if nothing.rejected or style == "json":
+        show(as_json(nothing), lambda: blocks(nothing), style)
     return _say_nothing(line(nothing))
 
 

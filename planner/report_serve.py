@@ -10,9 +10,9 @@ from planner.planfile import PlanFile
 from planner.report import constants_of, plan_table
 from planner.report_text import Block, Lines, Table, digits, gb, ms
 from planner.serve_rates import LEAST_EFFICIENCY
-from planner.serve_request import CACHE_STEP
 from planner.serving import Move, Serving, ServingEntry, Together
 from planner.transfer import Transfer
+from strategies.workload import CACHE_STEP
 
 _ORDER = {
     "throughput": "most output tokens per second and chip first",

@@ -17,10 +17,9 @@ from planner.targets import Prices, Targets, check_prices, dollars_per_million_t
 from planner.transfer import Transfer, chip_dcn_bytes_per_s
 from strategies.models import Model
 from strategies.notation import Program
-from strategies.workload import LARGEST_CONTEXT, Dtypes, Workload, check_count
+from strategies.workload import LARGEST_CONTEXT, Dtypes, Workload, cache_slots, check_count
 
 OBJECTIVES = ("throughput", "latency", "cost")
-CACHE_STEP = 256
 """Caches are this many tokens long, or twice, ...: of an int8 cache of 2300 tokens, which fill no tile of 32 rows, the
 TPU compiler (libtpu 0.0.42) makes copies; 256 also fills the tiles of sequences that are cut 8 ways."""
 
@@ -75,7 +74,7 @@ class ServeRequest:
     @property
     def context(self) -> int:
         """A cache's length: what it holds at a request's end, in whole steps; decode steps are priced with all."""
-        return -(-(self.input + self.output) // CACHE_STEP) * CACHE_STEP
+        return cache_slots(self.input + self.output)
 
     def of(self, phase: str) -> Request:
         """The search of one phase."""

@@ -12,6 +12,9 @@ LARGEST_CONTEXT = 100_000_000
 LARGEST_BATCH = 10_000_000
 
 
+CACHE_STEP = 256
+
+
 class Dtypes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names of the dtypes of weights, KV cache and activations, and of the matmuls' inputs (`compute`)."""
 
@@ -47,6 +50,17 @@ def check_count(name: str, value: int, largest: int) -> None:
     """Raise `InputError` unless 1 <= value <= largest."""
     if not 1 <= value <= largest:
         raise InputError(f"{name} {value}: expected a whole number from 1 to {largest}")
+
+
+def cache_slots(tokens: int) -> int:
+    """Slots of a cache that serves requests of so many tokens: whole steps of `CACHE_STEP`.
+
+    The TPU compiler copies an int8 cache of 2300 slots (2.4 GB of temporaries), and one of 2304 not (libtpu 0.0.42).
+
+    >>> cache_slots(2300)
+    2304
+    """
+    return -(-tokens // CACHE_STEP) * CACHE_STEP
 
 
 def layer_dims(model: Model, group: LayerGroup, work: Workload) -> dict[str, float]:
