@@ -142,7 +142,7 @@ def test_assignments_that_grow_axis_by_axis_are_all_that_run(
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("seed", [180, 143])
+@pytest.mark.parametrize("seed", [180, pytest.param(143, marks=pytest.mark.slow)])
 def test_brute_force_adds_up_what_whole_layouts_cost(seed: int, bruteforce: ModuleType) -> None:
     """Layouts drawn at random cost what the oracle's shares sum to, or are illegal for both."""
     problem, model = bruteforce.toy_case(seed, TWO_AXES)
@@ -171,6 +171,7 @@ def test_brute_force_adds_up_what_whole_layouts_cost(seed: int, bruteforce: Modu
     assert legal >= 5
 
 
+@pytest.mark.slow
 def test_no_whole_layout_of_two_devices_beats_the_search(bruteforce: ModuleType) -> None:
     """On one mesh axis every single layout is priced whole, in no parts: the best that fits is the search's."""
     problem, model = bruteforce.toy_case(7, ("h100:2",))

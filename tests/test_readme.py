@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
+SLOW = ("meshwright validate | ", "--mode unconstrained")
+"""Examples of more than ten seconds are among the slow tests."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off")
 
 
@@ -28,7 +30,13 @@ def clean(text: str) -> str:
     return "\n".join(line for line in lines if not MEASURED.search(line))
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=[b.splitlines()[0][2:50] for b in BLOCKS])
+def cases() -> list[object]:
+    """Every block, by its first command."""
+    slow = {block: [pytest.mark.slow] for block in BLOCKS if any(word in block for word in SLOW)}
+    return [pytest.param(block, id=block.splitlines()[0][2:50], marks=slow.get(block, [])) for block in BLOCKS]
+
+
+@pytest.mark.parametrize("block", cases())
 def test_readme_example_prints_what_the_readme_shows(block: str, tmp_path: Path) -> None:
     """Running a block's commands in order gives the block's text, but for the seconds of a search."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
