@@ -54,7 +54,8 @@ def hidden_s(
     """Seconds that a step's components do not wait, of those that their steps have.
 
     Gathers of weights run behind the FLOPs and HBM time of the body. The hops and launches of all other collectives
-    pass while weights are read ahead: as long as the matmuls read, beyond their FLOPs, and VMEM has room.
+    pass while weights are read ahead: as long as the matmuls read, beyond their FLOPs, and VMEM has room; not in time
+    that gathers fill already.
     """
     if reached is None:
         return 0.0
@@ -82,7 +83,8 @@ class _Hiding:
     spare_s: float = 0.0
 
     def seconds(self, prefetch_s: float) -> float:
-        return self.layers * (min(self.roof_s, self.behind_s) + min(self.wait_s, self.spare_s, prefetch_s))
+        behind_s = min(self.roof_s, self.behind_s)
+        return self.layers * (behind_s + min(self.wait_s, self.spare_s, prefetch_s, self.roof_s - behind_s))
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:

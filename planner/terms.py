@@ -49,11 +49,13 @@ class Terms:
         flops_s, hbm_s = self.flops_s / reached.matmul, self.hbm_s / reached.hbm
         roof_s, wait_s = np.maximum(flops_s, hbm_s), self.hops_s * reached.hop + self.launches * reached.launch_s
         comm_s = self.bandwidth_s / reached.link + wait_s
-        gathers_s = np.minimum(self._of_components(roof_s * self.body), self._of_components(comm_s * self.behind))
+        body_s = self._of_components(roof_s * self.body)
+        gathers_s = np.minimum(body_s, self._of_components(comm_s * self.behind))
         spare_s = self._of_components(np.maximum(hbm_s - flops_s, 0.0) * self.matmul)
         ahead_s = np.zeros(len(spare_s))
         ahead_s[self.component] = self.ahead_s / reached.hbm
-        waits_s = np.minimum(self._of_components(wait_s * ~self.behind), np.minimum(spare_s, ahead_s))
+        room_s = np.minimum(np.minimum(spare_s, ahead_s), body_s - gathers_s)
+        waits_s = np.minimum(self._of_components(wait_s * ~self.behind), room_s)
         of = np.zeros(len(spare_s), dtype=np.int64)
         of[self.component] = self.point
         return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, gathers_s + waits_s, self.points)

@@ -251,6 +251,11 @@ class Totals:
         """The estimate, before anything is read ahead."""
         return self.roof_s + self.comm_s - np.minimum(self.roof_s, self.behind_s)
 
+    def room_s(self, prefetch_s: float) -> Number:
+        """How long weights can be read ahead: while VMEM has room, and not in time that gathers fill already."""
+        left_s = self.roof_s - np.minimum(self.roof_s, self.behind_s)
+        return np.minimum(np.minimum(self.spare_s, prefetch_s), left_s)
+
     @property
     def lower_bound_s(self) -> Number:
         """Everything overlaps."""

@@ -21,7 +21,7 @@ from strategies.shared import peak_shared, price_shared
 class Table:
     """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
 
-    Seconds are of one layer, `wait_s` and `spare_s` as in `Totals`, the latter as far as VMEM has room;
+    Seconds are of one layer, `wait_s` as in `Totals`, `spare_s` its `room_s`;
     `stored_bytes` (weights and cache) are of all the component's layers, per device.
     """
 
@@ -73,7 +73,7 @@ def price_body(
         ok[alive],
         np.broadcast_to(total.step_s, shape),
         np.broadcast_to(total.wait_s, shape),
-        np.broadcast_to(np.minimum(total.spare_s, fast.prefetch_s), shape),
+        np.broadcast_to(total.room_s(fast.prefetch_s), shape),
         np.broadcast_to(stored, shape),
         np.broadcast_to(peak, shape),
         rejected,

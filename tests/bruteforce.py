@@ -208,7 +208,8 @@ def price_share(layout: Layout, rates: Rates, problem: Problem, padded: int) -> 
             bodies += 1
     if not isfinite(seconds):
         return None
-    seconds -= min(roof, gathers) + min(waits, spare, problem.fast.prefetch_s)
+    hidden = min(roof, gathers)
+    seconds -= hidden + min(waits, spare, problem.fast.prefetch_s, roof - hidden)
     return Share(component.times * seconds, component.times * stored, peak, _streams(bound))
 
 
