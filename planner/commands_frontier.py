@@ -43,7 +43,7 @@ from planner.options import (
     wholes,
     words,
 )
-from planner.output import INTERRUPTED, NOTHING_FITS, progress_line, show, show_nothing, write
+from planner.output import INTERRUPTED, progress_line, say_nothing, show, show_nothing, write
 
 if TYPE_CHECKING:
     from planner.planfile import PlanFile
@@ -231,7 +231,7 @@ def fits(
     from planner.fits import fits as run
     from planner.planfile import encode
     from planner.ranges import chip_range
-    from planner.report_fits import report
+    from planner.report_fits import report, smallest_text
 
     check(style, progress, output)
     with progress_line(progress) as say:
@@ -257,4 +257,8 @@ def fits(
     if output is not None:
         write_whole(Path(output), encode(found))
     show(found, lambda: report(found), style)
-    return NOTHING_FITS if batch is not None and context is not None and found.smallest is None else 0
+    if found.interrupted:
+        return INTERRUPTED
+    if batch is None or context is None or found.smallest is not None:
+        return 0
+    return say_nothing(f"{found.model}: {smallest_text(found)}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mesh.errors import InputError
 from planner.commands import app
 from planner.commands_serve import (
     Input,
@@ -29,7 +30,6 @@ from planner.options import (
     Chips,
     Compute,
     Constants,
-    Context,
     Cuts,
     Format,
     MaxChips,
@@ -58,6 +58,13 @@ from planner.output import INTERRUPTED, progress_line, show_nothing, show_plans
 
 __all__ = ["app"]
 
+PHASES = ("decode", "prefill", "serve")
+CONTEXT, TOP = "8192", "5"
+AnyContext = Annotated[
+    str | None,
+    typer.Option("--context", metavar="TOKENS", help="Tokens in each filled cache, or in each prompt; default 8192."),
+]
+
 
 @app.command()
 def plan(
@@ -67,7 +74,7 @@ def plan(
     chip_counts: ChipCounts = None,
     phase: Phase = "decode",
     batches: Batches = None,
-    context: Context = "8192",
+    context: AnyContext = None,
     weights: Weights = "bf16",
     kv: Cache = "bf16",
     activations: Activations = "bf16",
@@ -83,8 +90,9 @@ def plan(
     chip_file: ChipFile = None,
     constants: Constants = "chip",
     top: Annotated[
-        str, typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included.")
-    ] = "5",
+        str | None,
+        typer.Option(metavar="N", help="How many of the best one's slice and batch, itself included; default 5."),
+    ] = None,
     max_step: MaxStep = None,
     max_ttft: MaxTtft = None,
     min_tokens: MinTokens = None,
@@ -113,6 +121,7 @@ def plan(
     from planner.targets import parse_prices
 
     one_of("--format", style, FORMATS)
+    one_of("--phase", phase, PHASES)
     targets = targets_of(max_step, max_ttft, min_tokens, max_chips)
     counts = None if chip_counts is None else chip_range(chip_counts)
     only_serving(phase, input=tokens_in, serving=serving, prefill_batch=prefill_batches)
@@ -120,6 +129,7 @@ def plan(
         return serve_command(
             model,
             words("--slice", slices or ()),
+            context=context,
             chips=words("--chip", chips or ()),
             chip_counts=counts,
             targets=targets,
@@ -140,13 +150,14 @@ def plan(
             activations=activations,
             compute=compute,
             objective=objective,
-            top=top,
+            top=TOP if top is None else top,
             programs=program or (),
             chip_file=chip_file,
             constants=constants,
             progress=progress,
             style=style,
         )
+    _check_runners_up(solver, top)
     file = output_file(output)
     auto = batches == ["auto"]
     one_of("--progress", progress, PROGRESS)
@@ -159,7 +170,7 @@ def plan(
                 chip_counts=counts,
                 phase=phase,
                 batches="auto" if auto else wholes("--batch", batches) if batches else None,
-                context=whole("--context", context),
+                context=whole("--context", CONTEXT if context is None else context),
                 weights=weights,
                 kv=kv,
                 activations=activations,
@@ -169,7 +180,7 @@ def plan(
                 programs=program or (),
                 chip_file=chip_file,
                 constants=constants,
-                top=whole("--top", top),
+                top=whole("--top", TOP if top is None else top),
                 targets=targets,
                 prices=parse_prices(price or ()),
                 cuts=cuts_of(cuts, whole_axes),
@@ -184,3 +195,9 @@ def plan(
     code = show_plans(found, style, file)
     stopped = found.search.proved_optimal == STOPPED or (found.solver is not None and found.solver.interrupted)
     return INTERRUPTED if stopped else code
+
+
+def _check_runners_up(solver: str, top: str | None) -> None:
+    """Raise `InputError` where runners-up are asked of a solver that has none."""
+    if solver == "cp-sat" and top is not None and whole("--top", top) > 1:
+        raise InputError(f"--top {top}: --solver cp-sat proves the best alone; expected --top 1, or no --solver")

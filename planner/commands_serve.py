@@ -79,13 +79,15 @@ def only_serving(phase: str, **options: object) -> None:
             raise InputError(f"--{name.replace('_', '-')} belongs to --phase serve; the phase is {phase}")
 
 
-def _check_other_phases(fix: Sequence[str] | None, num_slices: str) -> None:
+def _check_other_phases(fix: Sequence[str] | None, num_slices: str, context: str | None) -> None:
     """Raise `InputError` on options that `--phase serve` does not take."""
-    given = [f"--fix {text}" for text in fix or ()]
-    given += [f"--num-slices {num_slices}"] if num_slices != "1" else []
-    if given:
-        hint = "it says itself how many slices serve" if "--num-slices" in given[0] else "plan a phase alone for that"
-        raise InputError(f"{given[0]}: --phase serve does not take it; {hint}")
+    given = [(f"--fix {text}", "plan a phase alone for that") for text in fix or ()]
+    if whole("--num-slices", num_slices) != 1:
+        given.append((f"--num-slices {num_slices}", "it says itself how many slices serve"))
+    if context is not None:
+        given.append((f"--context {context}", "expected --input and --output, whose sum it is"))
+    for option, hint in given:
+        raise InputError(f"{option}: --phase serve does not take it; {hint}")
 
 
 def serve_command(
@@ -96,6 +98,7 @@ def serve_command(
     solver: str,
     solver_seconds: float | None,
     num_slices: str,
+    context: str | None,
     tokens_in: str | None,
     outputs: Sequence[str] | None,
     serving: Sequence[str] | None,
@@ -125,7 +128,7 @@ def serve_command(
     from planner.solve import NothingFits
 
     one_of("--progress", progress, PROGRESS)
-    _check_other_phases(fix, num_slices)
+    _check_other_phases(fix, num_slices, context)
     output_tokens, file = tokens_and_file(outputs)
     if tokens_in is None:
         raise InputError(f"--phase serve: {_TOKENS}")

@@ -62,7 +62,10 @@ class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `fits` finds: slices by chips, and the smallest on which `batch` fits at `context`."""
+    """What `fits` finds: slices by chips, and the smallest on which `batch` fits at `context`.
+
+    `interrupted`: before all slices were filled.
+    """
 
     schema: str
     tool_version: str
@@ -73,6 +76,7 @@ class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dtypes: Dtypes
     smallest: str | None
     slices: tuple[SliceFits, ...]
+    interrupted: bool = False
 
 
 def fits(
@@ -118,11 +122,18 @@ def fits(
 
 
 def make_fits(request: Request, version: str, progress: Progress = lambda _: None) -> Fits:
-    """The largest batch at the request's context and the largest context at its one batch, on each of its slices."""
-    rows = []
-    for row in in_parallel([(request, slice_) for slice_ in request.slices], fits_of_slice, request.workers):
-        progress(f"filled {row.slice}")
-        rows.append(row)
+    """The largest batch at the request's context and the largest context at its one batch, on each of its slices.
+
+    An interrupt leaves the slices that were filled; a `KeyboardInterrupt` where there is none.
+    """
+    rows: list[SliceFits] = []
+    try:
+        for row in in_parallel([(request, slice_) for slice_ in request.slices], fits_of_slice, request.workers):
+            progress(f"filled {row.slice}")
+            rows.append(row)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
     fitting = [row for row in rows if row.fits]
     return Fits(
         schema=SCHEMA,
@@ -134,6 +145,7 @@ def make_fits(request: Request, version: str, progress: Progress = lambda _: Non
         dtypes=request.work.dtypes,
         smallest=min(fitting, key=lambda row: (row.chips, row.slice)).slice if fitting else None,
         slices=tuple(rows),
+        interrupted=len(rows) < len(request.slices),
     )
 
 

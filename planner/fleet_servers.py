@@ -129,11 +129,12 @@ def least_found(request: FleetRequest, offers: Offers, dearest: Fraction) -> Fra
 
 def _search(request: FleetRequest, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
     every = [asked(request, slice_, role) for slice_ in slices for role in ROLES]
+    by_place = {(one.slice_.name, one.role): one for one in every}
     results = in_parallel(every, search_asked, request.workers)
     for one in every:
         progress(f"searching {one.slice_.name}, {one.role}")
         found, problem = next(results)
-        _add(request, one, found, problem, offers)
+        _add(request, by_place[problem.slice_.name, problem.work.phase], found, problem, offers)
         if found.interrupted:
             raise KeyboardInterrupt
 

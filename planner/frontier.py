@@ -86,6 +86,8 @@ def make_frontier(request: Request, version: str, progress: Progress = lambda _:
     if not swept.bests:
         make_plan(replace(request, workers=1, top=1), version)  # which says why nothing fits
     meets = meeting(swept.bests, request)
+    if not meets and swept.interrupted:
+        raise KeyboardInterrupt
     if not meets:
         raise NothingFits(why_none(swept.bests, request), (), None, search)
     points = [point_of(candidate, request.prices) for candidate in meets]

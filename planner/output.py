@@ -49,7 +49,7 @@ def show_plans(found: PlanFile, style: str, output: str | None) -> int:
     show(found, lambda: report(found), style)
     if failed:
         raise failed
-    return 0 if any(map(fits, found.plans)) else _say_nothing("this layout does not fit at any batch")
+    return 0 if any(map(fits, found.plans)) else say_nothing("this layout does not fit at any batch")
 
 
 def show_nothing(nothing: NothingFits, style: str) -> int:
@@ -58,10 +58,11 @@ def show_nothing(nothing: NothingFits, style: str) -> int:
 
     if nothing.rejected or style == "json":
         show(as_json(nothing), lambda: blocks(nothing), style)
-    return _say_nothing(line(nothing))
+    return say_nothing(line(nothing))
 
 
-def _say_nothing(why: str) -> int:
+def say_nothing(why: str) -> int:
+    """Why nothing fits, in one line on stderr; returns the exit code."""
     sys.stderr.write(f"meshwright: {why}\n")
     return NOTHING_FITS
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
@@ -20,26 +21,32 @@ WORTH = 4
 def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers: int | None = None) -> Iterator[Result]:
     """What `do` makes of each thing, in order; the last ones, which are the longest, are started first.
 
+    An interrupt ends it: what other processes have ready still comes, without what is not, and then the interrupt.
     One process does it all where there are few things or one core, where processes cannot be forked (not on Linux),
-    or where it would not be safe: other threads run. What is found is the same. `workers`: None: one per core.
+    or where it would not be safe: other threads run, as those of JAX do. What is found is the same. `workers`: None: one per core.
     """
     workers = min(workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(things))
-    forks = sys.platform == "linux" and threading.active_count() == 1
+    forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
     if workers < 2 or len(things) < WORTH or not forks:
         yield from map(do, things)
         return
     context = multiprocessing.get_context("fork")  # what is imported and cached is there at once
     with ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts) as pool:
-        futures = [pool.submit(do, thing) for thing in reversed(things)][::-1]
+        pending = deque([pool.submit(do, thing) for thing in reversed(things)][::-1])
         try:
-            for future in futures:
-                yield future.result()
-        except BaseException:  # what is under way is of no use: an interrupt must not wait for it
-            for process in list(pool._processes.values()):
-                process.terminate()
+            while pending:
+                result = pending[0].result()
+                pending.popleft()
+                yield result
+        except BaseException as error:  # what is under way is of no use: an interrupt must not wait for it
+            ready = [one.result() for one in pending if one.done() and not one.exception()]
+            if pending:  # else all is done, and whoever asked has stopped asking
+                for process in list(pool._processes.values()):
+                    process.terminate()
+                pool.shutdown(wait=False, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                yield from ready
             raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ignore_interrupts() -> None:

@@ -34,6 +34,12 @@ def chosen_slices(
     found = [named_slice(name, chip_file) for name in names]
     for chip in dict.fromkeys(chips):
         found += _of_chip(chip, counts, chip_file, most_chips)
+    if not found and chips:
+        both = f" and --chips {range_text(counts)} contradict each other" if counts else ""
+        raise InputError(
+            f"--max-chips {most_chips}{both}: no slice of {', '.join(chips)} is within {'both' if both else 'that'}; "
+            f"expected more chips at most{', or a range of fewer' if both else ''}"
+        )
     if not found:
         raise InputError("no slice given; expected at least one, such as --slice v5e:4x4 or --chip v5e")
     return tuple(slice_at(one, constants) for one in dict.fromkeys(found))

@@ -68,7 +68,8 @@ def runs_out_text(of: Largest) -> str:
 def smallest_text(found: Fits) -> str:
     """The smallest of the slices on which the batch fits at the context."""
     asked = f"batch {found.batch} at context {found.context}"
+    late = "; interrupted: others were not filled, of which a smaller one may do" if found.interrupted else ""
     if found.smallest is None:
-        return f"{asked} fits on none of these slices"
+        return f"{asked} fits on none of these slices{late}"
     chips = next(s.chips for s in found.slices if s.slice == found.smallest)
-    return f"{asked} fits on {found.smallest} ({chips} chips)"
+    return f"{asked} fits on {found.smallest} ({chips} chips){late}"

@@ -28,7 +28,7 @@ def _title(found: SensitivityFile) -> str:
     return (
         f"{found.model} on {found.slice}, {found.phase} at batch {found.batch}, context {found.context}; weights "
         f"{d.weights}, KV cache {d.kv}, activations {d.activations}, compute {d.compute}: plan {found.pick} with "
-        f"{found.swing:.0%} less and more of each hardware number"
+        f"{100 * found.swing:g}% less and more of each hardware number"
     )
 
 
@@ -45,7 +45,7 @@ def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
     for outcome, sign in ((one.less, "-"), (one.more, "+")):
         yield [
             f"{one.quantity} ({value_text(one)})" if outcome is one.less else "",
-            f"{sign}{swing:.0%}",
+            f"{sign}{100 * swing:g}%",
             ms(outcome.kept_s),
             "yes" if outcome.kept_fits else "no",
             ms(outcome.best.step_s) if outcome.best else "nothing fits",
@@ -101,7 +101,7 @@ def _changes(found: SensitivityFile) -> Iterator[str]:
     for one in found.quantities:
         for outcome, sign in ((one.less, "-"), (one.more, "+")):
             if outcome.changed:
-                yield f"{one.quantity} {sign}{found.swing:.0%}: {_what(outcome.changes)}"
+                yield f"{one.quantity} {sign}{100 * found.swing:g}%: {_what(outcome.changes)}"
 
 
 def _elasticities(found: SensitivityFile) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, log
+from math import log
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,8 @@ from strategies.notation import Program
 from strategies.workload import Workload
 
 SWING = 0.2
+LEAST_SWING = 1e-4
+"""What a smaller one does is lost in rounding."""
 _EQUAL = 1e-9  # a layout that is faster by less than this share is no better
 
 Changed = Callable[[Chip, float], Chip]
@@ -107,8 +109,8 @@ def sensitivity(
     `fix`, `programs`, `cuts` and `chip_file`: what the plan was made with. Constants are those that the plan says.
     Raises `InputError` on bad input, and where the file's layout is none of its model and slice.
     """
-    if not (isfinite(swing) and 0 < swing < 1):
-        raise InputError(f"swing {swing:g}: expected a share above 0 and below 1, such as 0.2")
+    if not LEAST_SWING <= swing < 1:
+        raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")
     path = Path(file)
     found = read_plan(path)
     if not found.plans:
@@ -196,7 +198,7 @@ def _report(subject: Subject, path: str, pick: int, swing: float, progress: Prog
 
 
 def _of(subject: Subject, quantity: Quantity, swing: float, progress: Progress) -> Sensitivity:
-    progress(f"searching with {swing:.0%} less and more {quantity.name}")
+    progress(f"searching with {100 * swing:g}% less and more {quantity.name}")
     value = quantity.value(subject.slice_.chip, subject.plan.dtypes.compute) or 0.0
     less, more = (_outcome(subject, quantity, value, factor) for factor in (1 - swing, 1 + swing))
     span = log((1 + swing) / (1 - swing))

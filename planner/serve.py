@@ -115,6 +115,8 @@ def make_serving(request: ServeRequest, version: str, progress: Progress = lambd
     covered = _covered(swept, started, interrupted)
     meeting = [way for way in ways if not way.missed(request)]
     notes = _notes(request, ways, meeting)
+    if not meeting and covered.proved_optimal == INTERRUPTED:
+        raise KeyboardInterrupt
     if not meeting:
         raise NothingFits(f"{request.model.name}: " + "; ".join(notes), (), None, covered)
     kept = shown(meeting, request)

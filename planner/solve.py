@@ -44,6 +44,8 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
     if not fitting:
         raise _nothing_fits(request, swept.found, _rejected(swept.found), covered.search())
     bests = meeting(fitting, request)
+    if not bests and swept.interrupted:
+        raise KeyboardInterrupt
     if not bests:
         raise NothingFits(why_none(fitting, request), (), None, covered.search())
     if request.per_slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -68,7 +68,11 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
     problems: list[Problem] = []
     found: dict[str, Found] = {}
     try:
-        for problem, one in _searched(request, progress):
+        asked = [(request, slice_) for slice_ in request.slices]
+        results = in_parallel(asked, search_slice, request.workers)
+        for slice_ in request.slices:
+            progress(f"searching {slice_.name}")
+            problem, one = next(results)
             problems.append(problem)
             found[problem.slice_.name] = one
             if one.interrupted:
@@ -86,13 +90,10 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
     return Sweep(found, tuple(bests), interrupted=interrupted)
 
 
-def _searched(request: Request, progress: Progress) -> Iterator[tuple[Problem, Found]]:
-    """Each slice's problem and what was found, in the order of the request."""
-    problems = [_with_batches(request, slice_) for slice_ in request.slices]
-    results = in_parallel(problems, search_best, request.workers)
-    for problem in problems:
-        progress(f"searching {problem.slice_.name}")
-        yield problem, next(results)
+def search_slice(asked: tuple[Request, Slice]) -> tuple[Problem, Found]:
+    """A slice's problem and the best layout of every batch."""
+    problem = _with_batches(*asked)
+    return problem, search_best(problem)
 
 
 def search_best(problem: Problem) -> Found:

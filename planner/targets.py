@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from mesh.chips import chip_names, closest
 from mesh.errors import InputError
 from mesh.slices import Slice
 
@@ -59,18 +60,24 @@ class Targets:
 
 
 def check_prices(prices: Prices, chips: Iterable[str]) -> None:
-    """Raise `InputError` on a price that is none, and where a chip has no price."""
+    """Raise `InputError` on a price that is none or of no chip that is known, and where a chip has no price."""
+    chips = tuple(dict.fromkeys(chips))
     for name, price in prices.items():
         if not (isfinite(price) and price > 0):
-            raise InputError(f"--price-per-chip-hour {name}={price:g}: expected a price in dollars above 0")
-    missing = [name for name in dict.fromkeys(chips) if prices and price_of(prices, name) is None]
+            given = f"{price:g}" if name == ANY_CHIP else f"{name}={price:g}"
+            raise InputError(f"--price-per-chip-hour {given}: expected a price in dollars above 0")
+    known = tuple(dict.fromkeys((*chip_names(), *chips, *map(str.lower, chips))))
+    for name in prices:
+        if name not in (*known, ANY_CHIP):
+            raise InputError(f"--price-per-chip-hour {name}: no such chip; closest: {closest(name, known)}")
+    missing = [name for name in chips if prices and price_of(prices, name) is None]
     if missing:
         raise InputError(f"--price-per-chip-hour: no price for {', '.join(missing)}; add {missing[0]}=DOLLARS")
 
 
 def price_of(prices: Prices, chip: str) -> float | None:
     """Dollars per hour of one chip; None where it has no price."""
-    return prices.get(chip, prices.get(ANY_CHIP))
+    return prices.get(chip, prices.get(chip.lower(), prices.get(ANY_CHIP)))
 
 
 def dollars_per_million_tokens(price_per_chip_hour: float, tokens_per_s_per_chip: float) -> float:

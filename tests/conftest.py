@@ -23,13 +23,31 @@ settings.register_profile("meshwright", derandomize=True, deadline=None, print_b
 settings.load_profile("meshwright")
 
 
+LONG = (
+    "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[qwen-2d-batch-tied]",
+    "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[parallel-mqa-layer-norm-padded]",
+    "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[gqa-sequence-and-heads]",
+    "test_executor_automatic.py::test_the_step_gives_the_logits_of_the_reference[mixed-decode0]",
+    "test_executor_automatic.py::test_the_step_gives_the_logits_of_the_reference[few-prefill]",
+    "test_executor_shrink.py::test_layouts_axes_and_features_stay[mixtral-8x7b-v5e:4x8-prefill-16]",
+    "test_mesh_oracle.py::test_every_group_costs_exactly_its_best_cut[tpu7x:4x4x4]",
+    "test_mesh_oracle.py::test_odd_and_mixed_shapes_cost_exactly_their_best_cut[v5e:8x16]",
+    "test_planner_search.py::test_best_five_are_those_of_brute_force[1-143]",
+    "test_planner_validate_accuracy.py::test_the_table_is_what_validate_finds",
+)
+"""Tests of many seconds whose like are quicker; they are among the slow ones."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--run-slow`."""
     parser.addoption("--run-slow", action="store_true", help="run the tests marked slow, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip slow tests unless asked for them."""
+    """Mark the long tests slow; skip slow tests unless asked for them."""
+    for item in items:
+        if item.nodeid.endswith(LONG):
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--run-slow"):
         return
     for item in items:

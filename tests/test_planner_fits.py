@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import meshwright
-from mesh.slices import parse_slice
+import planner.fits
+from mesh.slices import Slice, parse_slice
 from planner import api
-from planner.fits import ACTIVATIONS, CACHE, DIVISION, NOTHING, SCHEMA, WEIGHTS, Fits, Largest, fits, make_fits
+from planner.fits import (
+    ACTIVATIONS,
+    CACHE,
+    DIVISION,
+    NOTHING,
+    SCHEMA,
+    WEIGHTS,
+    Fits,
+    Largest,
+    SliceFits,
+    fits,
+    make_fits,
+)
 from planner.report_fits import report, runs_out_text
 from planner.report_text import render
 from planner.request import Request
@@ -175,10 +188,31 @@ def test_the_command_prints_and_writes_its_schema(capsys: pytest.CaptureFixture[
 
 def test_a_target_that_no_slice_takes_ends_with_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Asked for a batch at a context, exit code 1 where it fits nowhere; without both, the table is the answer."""
-    code, out, _ = command(capsys, "fits", "llama-3.1-70b", "--slice", "v5e:1x1", "--batch", "1", "--context", "128")
+    code, out, err = command(capsys, "fits", "llama-3.1-70b", "--slice", "v5e:1x1", "--batch", "1", "--context", "128")
     assert code == 1
+    assert err == "meshwright: llama-3.1-70b: batch 1 at context 128 fits on none of these slices\n"
     assert "batch 1 at context 128 fits on none of these slices" in out
     assert command(capsys, "fits", "llama-3.1-70b", "--slice", "v5e:1x1")[0] == 0
+
+
+def test_an_interrupt_leaves_the_slices_that_were_filled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their lines are printed, with a word on the others, and exit code 130; with none, only the code."""
+    asked = ("fits", "llama-3.1-8b", "--slice", "v5e:2x2,v5e:2x4", "--batch", "1", "--context", "128")
+    filled = planner.fits.fits_of_slice
+    for most in (1, 0):
+        counted = iter(range(100))
+
+        def once(of: tuple[Request, Slice], most: int = most, counted: Iterator[int] = counted) -> SliceFits:
+            if next(counted) >= most:
+                raise KeyboardInterrupt
+            return filled(of)
+
+        monkeypatch.setattr(planner.fits, "fits_of_slice", once)
+        code, out, err = command(capsys, *asked)
+        assert (code, err) == (130, "meshwright: interrupted\n")
+        assert ("fits on v5e:2x2 (4 chips); interrupted: others were not filled" in out) == (most == 1)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,10 @@ BAD = {
     "--max-ttft-ms nan: expected a number of milliseconds": lambda: Targets(max_ttft_s=float("nan")),
     "--min-tokens-per-s -1: expected a number of tokens": lambda: Targets(min_tokens_per_s=-1),
     "--max-chips 0: expected a number of chips above 0": lambda: Targets(max_chips=0),
+    "--max-chips 4 and --chips 8..16 contradict each other": lambda: names((), ["v5e"], (8, 16), most_chips=4),
+    "--max-chips 2: no slice of v4 is within that": lambda: names((), ["v4"], most_chips=2),
+    "--price-per-chip-hour v5f: no such chip; closest: v5p, v5e": lambda: check_prices({"v5f": 1.0}, ["v5e"]),
+    "--price-per-chip-hour -1: expected a price": lambda: check_prices(parse_prices(["-1"]), ["v5e"]),
     "--price-per-chip-hour v5e=0: expected a price": lambda: check_prices({"v5e": 0.0}, ["v5e"]),
     "--price-per-chip-hour: no price for v6e; add v6e=DOLLARS": lambda: check_prices({"v5e": 1.0}, ["v5e", "v6e"]),
     "--price-per-chip-hour 'v5e=x': expected dollars": lambda: parse_prices(["v5e=x"]),
@@ -87,3 +91,10 @@ def test_a_price_of_every_chip_stands_in_for_its_own() -> None:
     """A chip's own price counts first."""
     prices = parse_prices(["2.5", "v5e=1.2"])
     assert (price_of(prices, "v5e"), price_of(prices, "v6e"), price_of({"v5e": 1.0}, "v6e")) == (1.2, 2.5, None)
+
+
+def test_a_price_finds_the_chip_of_a_chip_file_whatever_its_letters() -> None:
+    """Options are read in small letters; a chip of one's own may be named in others."""
+    prices = parse_prices(["MyTPU=2,v6e=3"])
+    check_prices(prices, ["MyTPU"])
+    assert price_of(prices, "MyTPU") == 2.0

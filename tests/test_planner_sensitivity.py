@@ -245,9 +245,10 @@ def test_the_command_prints_and_writes_its_schema(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--swing", "0"), "swing 0: expected a share above 0 and below 1"),
-        (("--swing", "1"), "swing 1: expected a share above 0 and below 1"),
-        (("--swing", "nan"), "swing nan: expected a share above 0 and below 1"),
+        (("--swing", "0"), "swing 0: expected a share of at least 0.0001 and below 1"),
+        (("--swing", "1e-300"), "swing 1e-300: expected a share of at least 0.0001"),
+        (("--swing", "1"), "swing 1: expected a share of at least 0.0001 and below 1"),
+        (("--swing", "nan"), "swing nan: expected a share of at least 0.0001 and below 1"),
         (("--swing", "much"), "--swing 'much': expected a number"),
         (("--pick", "7"), "--pick 7: expected a plan of"),
         (("-o", "/none/x.json"), r"cannot write '/none/x\.json'"),

@@ -50,6 +50,11 @@ def test_command_says_what_lies_between(capsys: pytest.CaptureFixture[str]) -> N
         (["--output", "128", "--serving", "eager"], "--serving 'eager': expected batched"),
         (["--output", "128", "--fix", "attention=X:B"], "--fix attention=X:B: --phase serve does not take it"),
         (["--output", "128", "--num-slices", "2"], "--num-slices 2: --phase serve does not take it"),
+        (["--output", "128", "--num-slices", "two"], "--num-slices 'two': expected a whole number"),
+        (
+            ["--output", "128", "--context", "300"],
+            "--context 300: --phase serve does not take it; expected --input and",
+        ),
         (["--output", "128", "--phase", "decode"], "--input belongs to --phase serve; the phase is decode"),
     ],
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import planner.serve
 from executor.integrity import check_plan_file
 from mesh.slices import parse_slice
 from planner.planfile import PlanFile
@@ -14,7 +15,9 @@ from planner.serve_request import ServeRequest
 from planner.serve_share import by_letters, leaner, letters
 from planner.serve_ways import Priced
 from planner.serving import ServingEntry
+from planner.solve import NothingFits
 from planner.sweep import sweep
+from planner.targets import Targets
 from strategies.configs import load_model
 from strategies.workload import Dtypes
 
@@ -104,3 +107,13 @@ def test_interrupt_keeps_what_was_found(when: str, left: bool) -> None:
     file = make_serving(request, "test", interrupt)
     assert file.search.proved_optimal == "interrupted"
     assert entries(file)
+
+
+def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs that were not solved may meet it: no claim that none does, as there is without an interrupt."""
+    request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), targets=Targets(max_ttft_s=1e-9))
+    with pytest.raises(NothingFits, match="meets --max-ttft-ms"):
+        make_serving(request, "test")
+    monkeypatch.setattr(planner.serve, "_proved", lambda *_: True)
+    with pytest.raises(KeyboardInterrupt):
+        make_serving(request, "test")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import planner.frontier
 import planner.search
+import planner.solve
 import planner.sweep
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
@@ -73,11 +79,55 @@ def test_plans_do_not_depend_on_processes_or_the_order_of_slices() -> None:
     assert len({encode(run.rejected) for run in runs[:2]}) == 1
 
 
-def test_processes_are_used_where_they_pay() -> None:
+@pytest.mark.parametrize("what", ["use_processes", "interrupt_processes"])
+def test_processes_are_used_where_they_pay_and_give_what_is_ready(what: str) -> None:
+    """In an interpreter that has not loaded JAX, whose threads forbid it: see the two functions."""
+    code = f"import test_planner_sweep; test_planner_sweep.{what}()"
+    path = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parent.parent)))
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def use_processes() -> None:
     """Four things on two workers run in other processes, in order; three are not worth one."""
-    assert list(in_parallel(range(4), _square_elsewhere, 2)) == [(0, True), (1, True), (4, True), (9, True)]
+    for _ in range(3):  # none leaves a thread that would keep the next ones in this process
+        results = in_parallel(range(4), _square_elsewhere, 2)
+        assert [next(results) for _ in range(4)] == [(0, True), (1, True), (4, True), (9, True)]
+        del results
+        assert list(in_parallel(range(4), _square_elsewhere, 2)) == [(0, True), (1, True), (4, True), (9, True)]
     assert list(in_parallel(range(3), _square_elsewhere, 2)) == [(0, False), (1, False), (4, False)]
     assert list(in_parallel(range(4), _square_elsewhere, 1))[-1] == (9, False)
+
+
+def interrupt_processes() -> None:
+    """The last things are begun first: what is done of them counts, though earlier ones are still under way."""
+    results = in_parallel(range(4), _interrupting, 2)
+    assert (next(results), next(results)) == (2, 3)
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+
+
+def _interrupting(number: int) -> int:
+    """2 and 3, at once; 1 interrupts the parent when these have reached it, and like 0 never ends by itself."""
+    assert os.getpid() != _HERE
+    if number == 1:
+        time.sleep(0.5)
+        os.kill(os.getppid(), signal.SIGINT)
+    if number < 2:
+        time.sleep(20)
+    return number
+
+
+def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices that were not searched may meet it: no claim that no plan does."""
+    monkeypatch.setattr(planner.solve, "sweep", lambda *_: replace(sweep(request()), interrupted=True))
+    monkeypatch.setattr(planner.frontier, "sweep", planner.solve.sweep)
+    hard = request(targets=Targets(max_step_s=1e-4))
+    for make in (planner.solve.make_plan, planner.frontier.make_frontier):
+        with pytest.raises(KeyboardInterrupt):
+            make(hard, "test")
 
 
 _HERE = os.getpid()
