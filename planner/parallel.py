@@ -23,7 +23,8 @@ def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers:
 
     An interrupt ends it: what other processes have ready still comes, without what is not, and then the interrupt.
     One process does it all where there are few things or one core, where processes cannot be forked (not on Linux),
-    or where it would not be safe: other threads run, as those of JAX do. What is found is the same. `workers`: None: one per core.
+    or where it would not be safe: other threads run, as those of JAX do. What is found is the same. `workers`: None:
+    one per core.
     """
     workers = min(workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(things))
     forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules

@@ -43,6 +43,15 @@ class Plays:
             self._classes[unions] = first, row
         return self._classes[unions]
 
+    def classes_of(self, unions: Unions, rows: Ints | None) -> tuple[Ints, Ints]:
+        """The same for the classes that some of these rows are of (None: all rows)."""
+        first, row = self.classes(unions)
+        if rows is None:
+            return first, row
+        used = np.zeros(len(first), dtype=np.bool_)
+        used[row[rows]] = True
+        return first[used], (np.cumsum(used) - 1)[row[rows]]
+
 
 def _numbered(codes: Ints) -> tuple[int, Ints]:
     """How many different codes there are, and the number of each one among them; codes are small."""
@@ -100,11 +109,11 @@ def price_shared(
 ) -> None:
     """Add the totals of the scope's rows, all or these: what adding up `price_steps` gives for each."""
     for unions, steps in step_groups(scope.program, needs):
-        first, inverse = plays.classes(unions)
+        first, row = plays.classes_of(unions, rows)
         here, part = scope.take(first), Totals()
         for step in steps:
             part.add(price_step(step, here, fast))
-        into.add_rows(part, inverse if rows is None else inverse[rows])
+        into.add_rows(part, row)
 
 
 def peak_shared(scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints) -> Number:
@@ -112,9 +121,9 @@ def peak_shared(scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints
     peak: Number = np.zeros((1, 1))
     alone = scope.take(rows)
     for unions, members in moment_groups(scope.program, needs):
-        first, inverse = plays.classes(unions)
+        first, row = plays.classes_of(unions, rows)
         here, most = (scope.take(first) if 2 * len(first) < len(rows) else alone), np.zeros((1, 1))
         for moment in members:
             most = np.maximum(most, moment_bytes(moment, here))
-        peak = np.maximum(peak, most[inverse[rows]] if here is not alone and len(most) > 1 else most)
+        peak = np.maximum(peak, most[row] if here is not alone and len(most) > 1 else most)
     return peak

@@ -29,7 +29,7 @@ CHIPS = {
     "llama-3.1-70b, v5p:16x20x28 alone": ("llama-3.1-70b", "--slice", "v5p:16x20x28", "--batch", TO_1024),
     "llama-3.1-70b, all 96 v5p slices": ("llama-3.1-70b", "--chip", "v5p", "--batch", TO_1024),
 }
-SCALING = ("2x2x1", "2x2x4", "4x4x4", "4x8x8", "8x8x16", "8x16x32", "12x12x28", "16x16x24", "16x20x28")
+SCALING = ("2x2x1", "2x2x4", "4x4x4", "4x8x8", "8x8x16", "12x12x28", "16x16x16", "16x16x24", "16x20x28")
 
 
 def run_once(arguments: Sequence[str]) -> tuple[float, dict[str, float]]:
