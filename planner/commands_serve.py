@@ -123,6 +123,7 @@ def serve_command(
     prices: Prices | None = None,
 ) -> int:
     """Search, print and write ways to serve; returns the exit code."""
+    from planner.report_serve import report
     from planner.serve import PREFILL_BATCHES, serve
     from planner.solve import INTERRUPTED as STOPPED
     from planner.solve import NothingFits
@@ -163,7 +164,7 @@ def serve_command(
             )
     except NothingFits as nothing:
         return show_nothing(nothing, style)
-    code = show_plans(found, style, file)
+    code = show_plans(found, style, file, report)
     return INTERRUPTED if found.search.proved_optimal == STOPPED else code
 
 

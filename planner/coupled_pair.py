@@ -30,6 +30,7 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
 from planner.choices import Found
 from planner.coupled_model import Ended, run
 from planner.coupled_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
@@ -39,7 +40,6 @@ from planner.coupled_specs import Stored
 from planner.layout import NAMES, Assigned, Layout
 from planner.plan import Plan, TensorSpec
 from planner.request import CP_SAT, Request, check_solver, make_problem
-from planner.sweep import Candidate, price_candidate
 from strategies.workload import LARGEST_CONTEXT, check_count
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from planner.board import Board
+from planner.candidate import Candidate, Sweep, problem_of
 from planner.choices import Found
 from planner.coupled import solve_batch
 from planner.coupled_proof import Solved, Solver
 from planner.coupled_rows import boards
 from planner.request import CP_SAT, Progress, Request
-from planner.sweep import Candidate, Sweep, _with_batches
 
 
 def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Sweep:
@@ -23,7 +23,7 @@ def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Swee
         for slice_ in request.slices:
             found[slice_.name] = Found()
             progress(f"pricing {slice_.name}")
-            problem = _with_batches(request, slice_)
+            problem = problem_of(request, slice_)
             priced = boards(problem, found[slice_.name])
             for batch in dict.fromkeys(problem.work.batches):
                 progress(f"solving {slice_.name} at batch {batch}")

@@ -26,6 +26,7 @@ from math import ceil
 import msgspec
 
 from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
 from planner.choices import Found, Problem
 from planner.fleet_problem import ROLES, FleetProblem, Server, least_cost
 from planner.fleet_request import FleetRequest
@@ -35,7 +36,7 @@ from planner.parallel import in_parallel
 from planner.plan import Plan
 from planner.request import Progress, Request, make_problem
 from planner.serve_rates import Steps, decode_rate, prefill_rate
-from planner.sweep import Candidate, price_candidate, search_best
+from planner.sweep import search_best
 from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
 
 AT_ONCE = 2

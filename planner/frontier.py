@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from mesh.slices import Slice
+from planner.candidate import Candidate, Sweep, price_candidate
 from planner.frontier_request import request_of
 from planner.frontier_types import COST, LATENCY, THROUGHPUT, Frontier, Point
 from planner.meeting import check_phase, meeting, why_none
 from planner.planfile import SCHEMA, PlanFile, Search
 from planner.request import EXHAUSTIVE, Progress, Request
 from planner.solve import INTERRUPTED, NothingFits, make_plan
-from planner.sweep import Candidate, Sweep, price_candidate, sweep
+from planner.sweep import sweep
 from planner.targets import Prices, Targets, dollars_per_million_tokens, price_of
 from planner.version import VERSION
 from strategies.models import Model

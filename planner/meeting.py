@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from mesh.errors import InputError
+from planner.candidate import Candidate
 from planner.request import Request
-from planner.sweep import Candidate
 
 
 def meeting(candidates: Sequence[Candidate], request: Request) -> list[Candidate]:

@@ -33,8 +33,10 @@ def show(value: object, blocks: Blocks, style: str) -> None:
         write(render(blocks(), style).encode("utf-8", "backslashreplace"))
 
 
-def show_plans(found: PlanFile, style: str, output: str | None) -> int:
-    """Print a plan file and write it; returns the exit code."""
+def show_plans(
+    found: PlanFile, style: str, output: str | None, blocks: Callable[[PlanFile], Sequence[Block]] | None = None
+) -> int:
+    """Print a plan file (as `blocks` says it, by default as plans) and write it; returns the exit code."""
     from planner.files import write_whole
     from planner.planfile import encode
     from planner.report import fits, report
@@ -46,7 +48,7 @@ def show_plans(found: PlanFile, style: str, output: str | None) -> int:
             write_whole(Path(output), encode(found))
     except InputError as error:
         failed = error
-    show(found, lambda: report(found), style)
+    show(found, lambda: (blocks or report)(found), style)
     if failed:
         raise failed
     return 0 if any(map(fits, found.plans)) else say_nothing("this layout does not fit at any batch")

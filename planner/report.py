@@ -24,10 +24,6 @@ _OBJECTIVES = {
 
 def report(file: PlanFile) -> list[Block]:
     """The whole report of what `plan` or `price` found."""
-    if file.serving is not None:
-        from planner import report_serve
-
-        return report_serve.report(file, file.serving)
     best = file.plans[0]
     return [
         Lines("", [title(best, file.objective), *targets_text(file.targets)]),

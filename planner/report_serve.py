@@ -33,8 +33,11 @@ _ASSUMED = (
 )
 
 
-def report(file: PlanFile, serving: Serving) -> list[Block]:
-    """The whole report of ways to serve."""
+def report(file: PlanFile) -> list[Block]:
+    """The whole report of ways to serve; nothing of a file that has none."""
+    serving = file.serving
+    if serving is None:
+        return []
     return [
         Lines("", [_title(file, serving)]),
         _table(file, serving.entries),

@@ -16,6 +16,7 @@ import msgspec
 from mesh.chips import Chip, chip_names, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
 from planner.choices import Problem
 from planner.given import layout_of
 from planner.layout import Layout
@@ -27,7 +28,6 @@ from planner.request import Fixed, Progress, Request, make_problem
 from planner.roles_text import roles_over
 from planner.search import search
 from planner.sensitivity_types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
-from planner.sweep import Candidate, price_candidate
 from planner.version import VERSION
 from strategies.cost import speeds
 from strategies.layoutfile import read_layout

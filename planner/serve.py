@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 
 from mesh.slices import Slice
+from planner.candidate import Candidate, Sweep
 from planner.choices import Found
 from planner.meshes import TWO
 from planner.planfile import SCHEMA, PlanFile, Search
@@ -25,7 +26,7 @@ from planner.serve_share import by_letters, leaner, sharing
 from planner.serve_ways import Priced, numbered, shown, ways_on_one, ways_on_two
 from planner.serving import MODES, Serving, ServingEntry
 from planner.solve import INTERRUPTED, NothingFits, make_plan
-from planner.sweep import Candidate, Sweep, sweep
+from planner.sweep import sweep
 from planner.targets import Prices, Targets
 from planner.version import VERSION
 from strategies.configs import load_model

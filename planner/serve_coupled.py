@@ -14,6 +14,7 @@ import msgspec
 
 from mesh.errors import InputError
 from mesh.slices import Slice
+from planner.candidate import price_candidate
 from planner.coupled_proof import Proof
 from planner.given import layout_of
 from planner.plan import Plan
@@ -22,7 +23,6 @@ from planner.request import Progress, Request
 from planner.serve_rates import Steps
 from planner.serve_request import ServeRequest, Way
 from planner.serve_ways import PACES, way_on_one, ways_on_one
-from planner.sweep import price_candidate
 from strategies.cost import speeds
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.slices import Slice
+from planner.candidate import Candidate
 from planner.choices import Problem
 from planner.plan import Plan
 from planner.request import make_problem
@@ -18,7 +19,6 @@ from planner.search import search
 from planner.serve_memory import Pair
 from planner.serve_request import ServeRequest
 from planner.serve_ways import Priced
-from planner.sweep import Candidate
 from strategies.components import IDLE, Component
 
 COMPARED = 2

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
 from planner.choices import Choice
 from planner.plan import Plan
 from planner.serve_memory import Pair, prefill_steps
@@ -21,7 +22,6 @@ from planner.serve_rates import (
 )
 from planner.serve_request import ServeRequest, Way
 from planner.serving import Together
-from planner.sweep import Candidate, price_candidate
 from planner.transfer import Side, side_of, transfer
 
 PACES = {"batched": batched, "interleaved": interleaved}

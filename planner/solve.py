@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mesh.slices import Slice, slices_of
+from planner.candidate import Candidate, Sweep, price_candidate
 from planner.choices import OVER_MEMORY, Found
 from planner.coupled_proof import proved
 from planner.meeting import check_phase, meeting, why_none
@@ -15,7 +16,7 @@ from planner.notes import cache_note
 from planner.planfile import SCHEMA, Example, PlanFile, Rejected, Search
 from planner.request import EXHAUSTIVE, Progress, Request, make_problem
 from planner.search import search
-from planner.sweep import Candidate, Sweep, price_candidate, sweep
+from planner.sweep import sweep
 from planner.targets import Targets, dollars_per_million_tokens, price_of
 from strategies.workload import Workload
 

@@ -18,6 +18,7 @@ import pytest
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner import coupled_pair
+from planner.candidate import price_candidate
 from planner.choices import Found, Problem
 from planner.coupled_model import run
 from planner.coupled_pair import check_shared, pair_bytes, shared_pair
@@ -33,7 +34,7 @@ from planner.pricing import price_layout
 from planner.request import Request, make_problem
 from planner.residuals import CODES
 from planner.search import columns
-from planner.sweep import price_candidate, sweep
+from planner.sweep import sweep
 from planner.tensors import specs
 from strategies.components import IDLE, Component, components
 from strategies.configs import load_model

@@ -18,6 +18,7 @@ from executor.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner import fleet_servers
+from planner.candidate import Candidate, price_candidate
 from planner.choices import Found, Problem
 from planner.fleet import NoFleet, fleet
 from planner.fleet_problem import ROLES
@@ -29,7 +30,6 @@ from planner.planfile import PlanFile, encode, read_plan
 from planner.report_fleet import report
 from planner.report_text import render
 from planner.request import Request
-from planner.sweep import Candidate, price_candidate
 from planner.targets import Targets
 from planner.transfer import DCN_LATENCY_S
 from planner.transfer import transfer_s as even_transfer_s

@@ -11,10 +11,11 @@ import pytest
 from mesh.collectives import all_gather, all_to_all, group
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
+from planner.candidate import price_candidate
 from planner.plan import Plan
 from planner.request import Request
 from planner.serve_reshard import Box, box_move, differing, insert_move, weight_names, weights_move
-from planner.sweep import price_candidate, sweep
+from planner.sweep import sweep
 from strategies.configs import load_model
 from strategies.workload import Dtypes, Workload
 

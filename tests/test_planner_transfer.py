@@ -8,9 +8,10 @@ import pytest
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
+from planner.candidate import price_candidate
 from planner.plan import Plan
 from planner.request import Request
-from planner.sweep import price_candidate, sweep
+from planner.sweep import sweep
 from planner.transfer import (
     DCN_LATENCY_S,
     Share,

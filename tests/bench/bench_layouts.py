@@ -24,10 +24,10 @@ from executor.timing import REPEATS, label, measure, present_devices
 from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
+from planner.candidate import Candidate, price_candidate
 from planner.plan import Plan
 from planner.request import Request, make_problem
 from planner.search import search
-from planner.sweep import Candidate, price_candidate
 from strategies.components import IDLE, Component, components
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.workload import Workload
