@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
-SLOW = ("meshwright validate | ", "--mode unconstrained")
-"""Examples of more than ten seconds are among the slow tests."""
+SLOW = ("meshwright validate | ", "--mode unconstrained", "--batch auto", "meshwright fits")
+"""Examples of more than five seconds are among the slow tests."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off")
 
 
