@@ -220,7 +220,7 @@ def _glue(
     return early.reshape(shape), late.reshape(shape)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=24)
 def _cached_plays(
     part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
 ) -> Plays:

@@ -40,7 +40,7 @@ MANY = range(300)
 HARD = 9
 TWO_AXES = ("v5e:2x2", "v5p:2x2x1")
 BRUTE_QUICK = [(1, 180)]  # (layer groups, seed)
-BRUTE = [(1, seed) for seed in range(46)] + [(2, 78)] + [(2, seed) for seed in (69, 94, 158, 177, 167, 125)]
+BRUTE = [(1, seed) for seed in range(0, 46, 3)] + [(2, seed) for seed in (78, 69, 125)]
 
 
 def _close(a: float, b: float) -> bool:
@@ -137,7 +137,7 @@ def test_cp_sat_agrees_with_brute_force(groups: int, seed: int, bruteforce: Modu
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "seed"), BRUTE)
 def test_cp_sat_agrees_with_brute_force_on_many_problems(groups: int, seed: int, bruteforce: ModuleType) -> None:
-    """The same on more than fifty problems."""
+    """The same on more problems; the exhaustive search has a test of its own, on more than fifty."""
     _oracle_agrees(groups, seed, bruteforce)
 
 
