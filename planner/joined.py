@@ -29,7 +29,7 @@ from strategies.rates import Floats, Ints, Rates
 from strategies.shared import Plays, price_shared
 from strategies.tables import Table, scope_of
 
-ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 16, 1 << 22
+ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
 _READ = {code: i for i, code in enumerate(CODES)}
 _GIVE = {code: i for i, code in enumerate(GIVEN)}
 
@@ -220,7 +220,7 @@ def _glue(
     return early.reshape(shape), late.reshape(shape)
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=128)
 def _cached_plays(
     part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
 ) -> Plays:

@@ -39,7 +39,7 @@ def assignments(
     return _grown(component, body, rates, batches, allowed)
 
 
-@lru_cache(maxsize=24)
+@lru_cache(maxsize=64)
 def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | None) -> tuple[Rows, Plays]:
     """All of them: slices and meshes of equally many axes share the list."""
     choices = (*body.axes, IDLE)
