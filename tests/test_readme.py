@@ -45,9 +45,10 @@ def test_readme_example_prints_what_the_readme_shows(block: str, tmp_path: Path)
     assert pairs
     if "verify" in block and importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs the TPU compiler: the extra [tpu]")
+    env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}  # other tests set it
     for command, shown in pairs:
         run = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+            ["bash", "-c", command], cwd=tmp_path, env={**env, "PATH": path}, capture_output=True, text=True
         )
         assert clean(run.stdout + run.stderr) == clean(shown), command
 
