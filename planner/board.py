@@ -36,7 +36,7 @@ class Board:
         self.rates, self.batches, self._given = rates, batches, glue
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
-        self.residual_bytes = _residual_bytes(problem, state, rates, batches) + norms
+        self.residual_bytes = residual_bytes(problem, state, rates, batches) + norms
 
     @cached_property
     def _priced_glue(self) -> tuple[list[Glue], int]:
@@ -54,13 +54,8 @@ class Board:
         return self._priced_glue[1]
 
     @cached_property
-    def total(self) -> Floats:
-        """[states, columns]: the sum of the components' least seconds in each state."""
-        return np.asarray(sum(self._component_best(i) * j.component.times for i, j in enumerate(self.joined)))
-
-    @cached_property
     def residual_least(self) -> Floats:
-        """[residuals, columns]: the same where the order of the residual's axes counts for nothing."""
+        """[residuals, columns]: the sum of the components' least seconds, in whatever order of the residual's axes."""
         of = zip(self.joined, self.glue, strict=True)
         return np.asarray(sum(glue.least(joined) * joined.component.times for joined, glue in of))
 
@@ -80,17 +75,6 @@ class Board:
         """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
         per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
-
-    def _component_best(self, i: int) -> Floats:
-        """[states, columns]: seconds that one layer of component i takes at least in each state."""
-        glue, parts = self.glue[i], []
-        early, late = self.joined[i].least
-        for residual in range(len(self.state.cuts)):
-            seconds = np.maximum(early + glue.early_s[:, residual], late + glue.late_s[:, residual])
-            prefixes = self.state.prefixes[self.state.residual == residual]
-            allowed = self._allowed(i, residual, prefixes)
-            parts.append(_masked_min(seconds, allowed))
-        return np.concatenate(parts)
 
     def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
@@ -219,12 +203,7 @@ class Board:
         return Choice(self.mesh, residual, tuple(picks), batch, padded, step_s, total_bytes)
 
 
-def _masked_min(seconds: Floats, allowed: np.ndarray) -> Floats:
-    """[states, columns]: the least of the allowed faces' seconds."""
-    return np.asarray(np.where(allowed[:, :, None], seconds[None], np.inf).min(axis=1))
-
-
-def _residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
+def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
     """[residuals, columns]: the residual stream and the update that is added to it."""
     bits = 1 << np.arange(state.cuts.shape[1])
     ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]

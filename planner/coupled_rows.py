@@ -25,7 +25,7 @@ from planner.choices import Choice, Found, Problem
 from planner.fronts import Options
 from planner.meshes import meshes
 from planner.residuals import states
-from planner.search import _tables, columns
+from planner.search import columns, price_tables
 from strategies.rates import Ints, tabulate_rates
 
 SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are kept
@@ -127,7 +127,7 @@ def boards(problem: Problem, found: Found) -> list[Board]:
     result = []
     for mesh in meshes(problem.slice_, problem.cuts):
         rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
-        joined = _tables(problem, mesh, rates, batches, found)
+        joined = price_tables(problem, mesh, rates, batches, found)
         if joined is not None:
             state = states(len(mesh), problem.work.phase)
             board = Board(problem, mesh, joined, state, rates, batches, pairs)

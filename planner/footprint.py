@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mesh.slices import Slice
-from planner.choices import Choice, Pick, Problem
-from planner.joined import Joined, join, prefix_masks, price_glue
-from planner.meshes import TWO, Mesh, meshes, most_roles
+from planner.board import residual_bytes
+from planner.choices import Choice, Found, Pick, Problem
+from planner.joined import Joined, prefix_masks, price_glue
+from planner.meshes import TWO, Mesh, meshes
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States, states
-from strategies.components import IDLE, Body
+from planner.search import price_tables
 from strategies.rates import Floats, Ints, Rates, tabulate_rates
-from strategies.tables import price_body
 
 Pairs = Sequence[tuple[int, int]]
 """(batch, padded batch)."""
@@ -90,7 +90,7 @@ def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
     """The same on one mesh."""
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = _joined(problem, mesh, rates, batches)
+    joined = price_tables(problem, mesh, rates, batches, Found())
     if joined is None:
         return Need(None, inf)
     one = _OneMesh(problem, mesh, rates, joined, pairs)
@@ -112,7 +112,7 @@ class _OneMesh:
         self.states = states(len(mesh), problem.work.phase)
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
-        self.residual_bytes = _residual_bytes(problem, mesh, self.states, self.batches) + norms
+        self.residual_bytes = residual_bytes(problem, self.states, rates, self.batches) + norms
 
     def need(self, column: int) -> Need:
         """A layout that fits, if one does. States are taken from the one with the lowest bound of its bytes.
@@ -208,31 +208,3 @@ def _stored_within(joined: Joined, column: int, limits: Floats) -> Floats:
     place = np.searchsorted(limits, joined.peak_bytes[rows, column])
     np.minimum.at(stored, (joined.face[rows], place), joined.stored_bytes[rows, column])
     return np.asarray(np.minimum.accumulate(stored, axis=1))
-
-
-def _residual_bytes(problem: Problem, mesh: Mesh, state: States, batches: Ints) -> Floats:
-    """[residuals, columns]: the residual stream and the update that is added to it."""
-    sizes = np.array([piece.size for piece in mesh], dtype=np.int64)
-    ways = np.where(state.cuts != CODES.index(IDLE), sizes, 1).prod(axis=1)[:, None]
-    tokens = batches * (problem.work.context if problem.work.phase == "prefill" else 1)
-    return np.asarray(2 * tokens * problem.components[0].dims["D"] * problem.fast.widths["activation"] / ways)
-
-
-def _joined(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints) -> list[Joined] | None:
-    """The components' assignments, flat; None where one has none."""
-    result, few = [], most_roles(mesh, problem.cuts)
-    for component in problem.components:
-        fixed, tables = problem.fixed.get(component.name, {}), []
-        for body in component.bodies:
-            allowed = [_playable(body, fixed.get(piece.axis)) for piece in mesh]
-            tables.append(price_body(component, body, rates, problem.fast, batches, allowed, few))
-        joined = join(component, tables)
-        if joined is None:
-            return None
-        result.append(joined)
-    return result
-
-
-def _playable(body: Body, roles: frozenset[str] | None) -> frozenset[str]:
-    """The program axes that a piece may play: all, or those of the roles that its physical axis is fixed to."""
-    return frozenset(axis for axis in (*body.axes, IDLE) if roles is None or body.role_name(axis) in roles)

@@ -65,17 +65,18 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     pairs = columns(problem.work.batches, problem.slice_.devices)
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = _tables(problem, mesh, rates, batches, found)
+    joined = price_tables(problem, mesh, rates, batches, found)
     if joined is None:
         return
     state = states(len(mesh), problem.work.phase)
     board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
+    least_bytes = [board.least_bytes(column) for column in range(len(pairs))]
     for column, (batch, _) in enumerate(pairs):
         found.choices.setdefault(batch, [])
-        found.least_bytes[batch] = min(board.least_bytes(column), found.least_bytes.get(batch, np.inf))
+        found.least_bytes[batch] = min(least_bytes[column], found.least_bytes.get(batch, np.inf))
         board.over_memory(column, found)
-    roomy = [c for c in range(len(pairs)) if board.least_bytes(c) <= problem.usable_bytes]
+    roomy = [c for c, least in enumerate(least_bytes) if least <= problem.usable_bytes]
     for padded in (False, True):  # what is found without padding bounds what is worth a look with it
         some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
         close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
@@ -85,7 +86,8 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
                 close.best(column, top, found.choices[batch])
 
 
-def _tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
+def price_tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
+    """Every component's assignments, priced at all batches; None where one has none. Counts in `found`."""
     result, few = [], most_roles(mesh, problem.cuts)
     for component in problem.components:
         tables = []
