@@ -177,7 +177,7 @@ class _OneMesh:
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
             batches, phase = self.batches[:, column : column + 1], self.problem.work.phase
             glue, _ = price_glue(self.joined, state, phase, self.rates, self.problem.fast, batches)
-            self.met[residual, column] = [np.isfinite(one.late_s[:, 0, 0]) for one in glue]
+            self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
         return self.met[residual, column]
 
 

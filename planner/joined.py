@@ -126,16 +126,6 @@ class Glue:
         early = sum(one.early_s[:, residual, column][one.end] for one in self.programs)
         return np.asarray(early), np.asarray(sum(one.late_s[:, residual, column][one.end] for one in self.programs))
 
-    @cached_property
-    def early_s(self) -> Floats:
-        """[faces, residuals, columns]: all of them."""
-        return self.at(slice(None))[0]
-
-    @cached_property
-    def late_s(self) -> Floats:
-        """[faces, residuals, columns]: all of them."""
-        return self.at(slice(None))[1]
-
 
 def join(component: Component, tables: Sequence[Table]) -> Joined | None:
     """Flatten the tables of a component's bodies; None where no assignment is possible."""
