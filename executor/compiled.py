@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import jax
 
 TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+HBM_OPTION = "xla_tpu_max_hbm_size_mib"
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
 _TOO_BIG = (
@@ -57,19 +58,27 @@ class Compiled:
 
 
 def compile_on(
-    slice_: Slice, fn: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = ()
+    slice_: Slice,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    donate: Sequence[int] = (),
+    hbm_bytes: float | None = None,
 ) -> Compiled | DoesNotFit:
     """Compile `fn` for ShapeDtypeStructs whose NamedShardings lie on devices of the slice (see `devices`).
 
     `fn` is a plain or sharded function, or jitted already. `donate` numbers the arguments that may be overwritten.
+    `hbm_bytes`: how much HBM the compiler is told that a TPU has, where it is less than the TPU's own.
     """
     import jax
 
     jitted = fn if hasattr(fn, "lower") else jax.jit(fn, donate_argnums=tuple(donate))
+    options = compiler_options(slice_, args)
+    if hbm_bytes is not None:
+        options[HBM_OPTION] = str(int(hbm_bytes / 2**20))
     start = time.perf_counter()
     lowered = jitted.lower(*args)
     try:
-        compiled = lowered.compile(compiler_options=compiler_options(slice_, args))
+        compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         return too_big(str(error)) or _fail(slice_, error)
     return _measured(compiled, time.perf_counter() - start)

@@ -165,9 +165,10 @@ def test_the_compilers_limit_is_our_usable_memory(name: str) -> None:
     whole = NamedSharding(Mesh(np.array(tpu_devices(slice_)), ("A",)), PartitionSpec())
     usable = slice_.chip.usable_hbm_bytes_per_device
 
-    def doubled(share: float) -> Compiled | DoesNotFit:
+    def doubled(share: float, hbm_bytes: float | None = None) -> Compiled | DoesNotFit:
         rows = int(share * usable / 2 / (8 * 128 * 2))  # half is the argument, half the result
-        return compile_on(slice_, lambda x: x * 2, [jax.ShapeDtypeStruct((rows, 8, 128), jnp.bfloat16, sharding=whole)])
+        args = [jax.ShapeDtypeStruct((rows, 8, 128), jnp.bfloat16, sharding=whole)]
+        return compile_on(slice_, lambda x: x * 2, args, hbm_bytes=hbm_bytes)
 
     fits, not_ = doubled(0.998), doubled(1.5)
     assert isinstance(fits, Compiled)
@@ -175,6 +176,10 @@ def test_the_compilers_limit_is_our_usable_memory(name: str) -> None:
     assert isinstance(not_, DoesNotFit)
     assert not_.have_bytes == pytest.approx(usable, abs=0.005 * 2**30)
     assert not_.need_bytes == pytest.approx(1.5 * usable, rel=1e-3)
+    assert isinstance(doubled(0.48, usable / 2), Compiled)
+    less = doubled(0.52, usable / 2)
+    assert isinstance(less, DoesNotFit)
+    assert less.have_bytes == pytest.approx(usable / 2, rel=0.04)
 
 
 @needs_compiler
