@@ -25,8 +25,9 @@ from strategies.assignments import fit_part
 from strategies.components import Component, Part, entry_parts, exit_parts
 from strategies.cost import Speeds, Totals
 from strategies.glue import GIVEN
-from strategies.rates import Floats, Ints, Rates
-from strategies.shared import Plays, price_shared
+from strategies.plays import Plays
+from strategies.rates import Flags, Floats, Ints, Rates
+from strategies.shared import price_shared
 from strategies.tables import Table, scope_of
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
@@ -214,34 +215,29 @@ def _glue(
 def _cached_plays(
     part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
 ) -> Plays:
-    """The `glue_masks` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+    """The `glue_plays` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
     first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
-    return Plays(glue_masks(part, first, second, side), len(first) * len(second))
+    return glue_plays(part, first, second, side)
 
 
-def glue_masks(part: Part, ends: Ints, cuts: Ints, side: str) -> dict[str, Ints]:
-    """The pair that each mesh axis plays, for every end of a body with every residual: [ends * residuals, 1]."""
+def glue_plays(part: Part, ends: Ints, cuts: Ints, side: str) -> Plays:
+    """What each mesh axis plays for every end of a body with every residual, [ends * residuals]: a pair of codes."""
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == _READ["T"], _READ["-"], cuts) if one_position else cuts
-    masks = {}
-    for role in part.program.roles:
-        plays = _pairs_of(part, role.name, side)
-        mask = np.zeros((len(ends), len(cuts)), dtype=np.int64)
-        for axis in range(cuts.shape[1]):
-            mask |= plays[ends[:, axis]][:, residual[:, axis]] << axis
-        masks[role.axis] = mask.reshape(-1, 1)
-    return masks
+    kinds = (len(GIVEN) * ends[:, None, :] + residual[None]).astype(np.int8)
+    members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}
+    return Plays(kinds.reshape(-1, cuts.shape[1]), members)
 
 
-def _pairs_of(part: Part, name: str, side: str) -> Ints:
-    """[the body's end, the residual]: 1 where that pair of codes plays the role of that name."""
-    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.int64)
+def _pairs_of(part: Part, name: str, side: str) -> Flags:
+    """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
+    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":
-        found[:, _READ[name[0]]] = 1
+        found[:, _READ[name[0]]] = True
     elif side == "entry":
-        found[_READ[name[1]], _READ[name[0]]] = 1
+        found[_READ[name[1]], _READ[name[0]]] = True
     else:
-        found[_GIVE[name[0]], _READ[name[1]]] = 1
+        found[_GIVE[name[0]], _READ[name[1]]] = True
     return found
 
 
@@ -266,10 +262,11 @@ def playing(
 ) -> Mapping[str, tuple[str, ...]]:
     """Which named mesh axes play each pair of the glue, for one layout."""
     to_code = _READ if side == "entry" else _GIVE
-    masks = glue_masks(
+    plays = glue_plays(
         part,
         np.array([[to_code[e] for e in ends]], dtype=np.int64).reshape(1, -1),
         np.array([[_READ[r] for r in residual]], dtype=np.int64).reshape(1, -1),
         side,
     )
-    return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks.items()}
+    masks = plays.masks.items()
+    return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks}

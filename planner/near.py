@@ -34,11 +34,11 @@ def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> 
     kept, state = np.arange(len(board.state.cuts)), board.state
     bound = np.repeat(least_s[None], len(kept), axis=0)  # [residuals, columns]
     found: dict[int, tuple[Joined, Glue]] = {}
-    evaluations = 0
-    for i in sorted(range(len(board.joined)), key=lambda i: (len(board.joined[i].reads), i)):
-        joined, times = board.joined[i], board.joined[i].component.times
-        own_s = joined.least_late_s[columns] * times
-        joined = _rows(joined, columns, own_s + worst - bound.min(axis=0))
+    evaluations, every = 0, np.arange(len(columns))
+    close = [_rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s) for j in board.joined]
+    for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
+        times, own_s = close[i].component.times, board.joined[i].least_late_s[columns] * close[i].component.times
+        joined = _rows(close[i], every, own_s + worst - bound.min(axis=0))
         if not len(joined.row_of):
             return None
         phase, fast = board.problem.work.phase, board.problem.fast
@@ -51,8 +51,8 @@ def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> 
             return None
         kept, bound, state = kept[some], bound[some], state.take(some)
         found = {n: (j, g.take(some)) for n, (j, g) in found.items()}
-    every = [found[i] for i in range(len(board.joined))]
-    return _of(board, [j for j, _ in every], columns, state, ([g for _, g in every], evaluations))
+    in_order = [found[i] for i in range(len(board.joined))]
+    return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
 
 
 def _rows(joined: Joined, columns: Ints, most_s: Floats) -> Joined:

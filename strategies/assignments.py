@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
+from strategies.notation import Axes
+from strategies.plays import Masks, Plays
 from strategies.rates import Ints, Rates
-from strategies.shared import Plays
-from strategies.sizes import Fit, fit
+from strategies.sizes import Fit, Ways, fit
 
 Rows = NDArray[np.int8]
 Rejection = tuple[str, str, int, dict[str, float]]
@@ -45,12 +46,12 @@ def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | N
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(allowed))
     for i, names in enumerate(allowed):
-        rows = rows[np.isin(rows[:, i], [n for n, c in enumerate(choices) if c in names])]
+        rows = rows[np.array([choice in names for choice in choices])[rows[:, i]]]
     rows = _required_rows(rows, body, choices)
     if most_roles is not None:
         played = sum((rows == n).any(axis=1).astype(np.int8) for n, choice in enumerate(choices) if choice != IDLE)
         rows = rows[played <= most_roles]
-    return rows, Plays(masks_of(rows, choices), len(rows))
+    return rows, plays_of(rows, choices)
 
 
 def _grown(
@@ -73,7 +74,7 @@ def _grown(
             found += [r for one in fits for r in rejections(one, component, batches, each)]
             rows = rows[np.logical_and.reduce([one.ok for one in fits]).any(axis=1)]
     rows = _required_rows(rows, body, choices)
-    return rows, Plays(masks_of(rows, choices), len(rows)), found
+    return rows, plays_of(rows, choices), found
 
 
 def _ends(rows: Rows, body: Body, choices: Sequence[str], later: Sequence[frozenset[str]]) -> Ints:
@@ -105,20 +106,33 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
     return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, choices**axes).T
 
 
-def masks_of(rows: Rows, choices: Sequence[str]) -> dict[str, Ints]:
+def plays_of(rows: Rows, choices: Sequence[str]) -> Plays:
+    """Which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
+    number = np.arange(len(choices))
+    return Plays(rows, {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
+
+
+def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
     """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
-    bits = 1 << np.arange(rows.shape[1], dtype=np.int64)
-    return {
-        axis: ((rows == i) * bits).sum(axis=1, dtype=np.int64)[:, None]
-        for i, axis in enumerate(choices)
-        if axis != IDLE
-    }
+    return plays_of(rows, choices).masks
 
 
 def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
     """Sizes of a part's dims for every row, and which rows are possible."""
-    rows = len(next(iter(masks.values()))) if masks else 1
-    return fit(part.needs, component.dims, part.program.pad, batches, lambda axes: ways_of(axes, masks, rates), rows)
+
+    def ways(axes: Axes) -> Ints:
+        return ways_of(axes, masks, rates)
+
+    def classes(unions: frozenset[Axes]) -> tuple[Ways, Ints]:
+        first, row = plays.classes(frozenset(axes for axes in unions if axes))
+        here = plays.masks.take(first)
+        return lambda axes: rates.n[here.union(axes)], row
+
+    needs, pad = part.needs, part.program.pad
+    if isinstance(masks, Masks) and masks.rows is None:
+        plays = masks.plays
+        return fit(needs, component.dims, pad, batches, ways, plays.rows, classes)
+    return fit(needs, component.dims, pad, batches, ways, len(next(iter(masks.values()))) if masks else 1)
 
 
 def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:

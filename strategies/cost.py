@@ -22,6 +22,7 @@ from mesh.chips import Chip
 from mesh.errors import InputError
 from strategies.dtypes import dtype_bytes
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.plays import Masks
 from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
 from strategies.rates import Flags, Ints, Rates
@@ -103,12 +104,15 @@ class ArrayScope:
 
     def take(self, rows: Ints) -> ArrayScope:
         """A scope over these rows only."""
-        masks = {axis: mask[rows] for axis, mask in self.masks.items()}
+        masks = self.masks
+        masks = masks.take(rows) if isinstance(masks, Masks) else {axis: mask[rows] for axis, mask in masks.items()}
         sizes = {name: _rows(size, rows) for name, size in self.sizes.items()}
         return ArrayScope(self.program, masks, sizes, self.rates, self.widths)
 
     def mask(self, axes: Axes) -> Ints:
         """The set of mesh axes that play these program axes, as bits."""
+        if isinstance(self.masks, Masks):
+            return self.masks.union(axes)
         if axes not in self._masks:
             total: Ints = np.zeros((1, 1), dtype=np.int64)
             for axis in axes:

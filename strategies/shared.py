@@ -7,7 +7,7 @@ the sums are spread over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -17,55 +17,11 @@ from strategies.checker import Requirements
 from strategies.cost import ArrayScope, Speeds, Totals, price_step
 from strategies.memory import Moment, moment_bytes, moments
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.plays import Plays, Unions
 from strategies.prices import Number
 from strategies.rates import Ints
 
-Unions = frozenset[Axes]
 Asking = TypeVar("Asking")
-
-
-class Plays:
-    """Which mesh axes play each program axis, as bits [rows, 1], and the classes of rows that unions tell apart."""
-
-    def __init__(self, masks: Mapping[str, Ints], rows: int) -> None:
-        self.masks, self.rows = masks, rows
-        self._classes: dict[Unions, tuple[Ints, Ints]] = {}
-
-    def classes(self, unions: Unions) -> tuple[Ints, Ints]:
-        """The first row of each class [classes], and the class of each row [rows]."""
-        if unions not in self._classes:
-            kinds, row = 1, np.zeros(self.rows, dtype=np.int64)
-            for axes in sorted(unions):
-                mask = _union(self.masks, axes).reshape(-1)
-                kinds, row = _numbered(row * (int(mask.max(initial=0)) + 1) + mask)
-            first = np.empty(kinds, dtype=np.int64)
-            first[row[::-1]] = np.arange(self.rows - 1, -1, -1)
-            self._classes[unions] = first, row
-        return self._classes[unions]
-
-    def classes_of(self, unions: Unions, rows: Ints | None) -> tuple[Ints, Ints]:
-        """The same for the classes that some of these rows are of (None: all rows)."""
-        first, row = self.classes(unions)
-        if rows is None:
-            return first, row
-        used = np.zeros(len(first), dtype=np.bool_)
-        used[row[rows]] = True
-        return first[used], (np.cumsum(used) - 1)[row[rows]]
-
-
-def _numbered(codes: Ints) -> tuple[int, Ints]:
-    """How many different codes there are, and the number of each one among them; codes are small."""
-    seen = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
-    seen[codes] = 1
-    number = np.cumsum(seen) - 1
-    return int(number[-1]) + 1, number[codes]
-
-
-def _union(masks: Mapping[str, Ints], axes: Axes) -> Ints:
-    total: Ints = np.zeros((1, 1), dtype=np.int64)
-    for axis in axes:
-        total = total | masks[axis]
-    return total
 
 
 @cache

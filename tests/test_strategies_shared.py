@@ -7,13 +7,13 @@ import pytest
 
 from mesh.slices import parse_slice
 from planner.meshes import meshes
-from strategies.assignments import enumerate_rows, fit_part, masks_of
+from strategies.assignments import enumerate_rows, fit_part, plays_of
 from strategies.components import IDLE, Body, Component, components
 from strategies.configs import load_model
 from strategies.cost import Totals, price_steps, speeds
 from strategies.memory import peak_activation_bytes
 from strategies.rates import tabulate_rates
-from strategies.shared import Plays, peak_shared, price_shared, step_groups
+from strategies.shared import peak_shared, price_shared, step_groups
 from strategies.tables import scope_of
 from strategies.workload import Dtypes, Workload
 
@@ -37,7 +37,7 @@ def test_shared_prices_are_those_of_every_row_alone(component: Component, body: 
     rates, fast = tabulate_rates(SLICE, [[piece] for piece in mesh]), speeds(SLICE.chip, Dtypes(weights="int8"))
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(mesh))[:: 1 + len(choices) // 5]
-    plays, batches = Plays(masks_of(rows, choices), len(rows)), np.array([[1, 12, 64]])
+    plays, batches = plays_of(rows, choices), np.array([[1, 12, 64]])
     for part in body.parts:
         found = fit_part(part, component, rates, plays.masks, batches)
         scope = scope_of(part, found.sizes, plays.masks, rates, fast)
