@@ -81,11 +81,19 @@ class Board:
         masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
         return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, 0]] for mask in masks]))
 
-    def least_bytes(self, column: int) -> float:
-        """The least memory of any layout of this batch."""
-        least = [np.where(j.possible[:, column], j.stored_bytes[:, column], np.inf) for j in self.joined]
-        peaks = [np.where(j.possible[:, column], j.peak_bytes[:, column], np.inf).min() for j in self.joined]
-        return float(sum(part.min() for part in least) + max(peaks) + self.residual_bytes[:, column].min())
+    def least_bytes(self, columns: Sequence[int]) -> list[float]:
+        """The least memory of any layout of these batches."""
+        which: Ints = np.array(columns, dtype=np.int64)
+        every = len(which) == len(self.pairs)
+        some = [j if every else j.take(np.arange(len(j.row_of)), which) for j in self.joined]
+        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in some)
+        peak = np.max([np.where(j.possible, j.peak_bytes, np.inf).min(axis=0) for j in some], axis=0)
+        least: list[float] = (stored + peak + self.residual_bytes[:, which].min(axis=0)).tolist()
+        return least
+
+    @cached_property
+    def _least_of_all(self) -> list[float]:
+        return self.least_bytes(range(len(self.pairs)))
 
     def over_memory(self, column: int, found: Found) -> None:
         """Count assignments that need more than the usable HBM even with the least of everything else."""
@@ -104,7 +112,7 @@ class Board:
 
     def best(self, column: int, top: int, into: list[Choice]) -> None:
         """Add the best `top` distinct choices of a column to `into`."""
-        if self.least_bytes(column) > self.problem.usable_bytes:
+        if self._least_of_all[column] > self.problem.usable_bytes:
             return
         keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
         for least_s, state in self._in_order(column):

@@ -38,7 +38,10 @@ class Choice:
 
 @dataclass
 class Found:
-    """What a search of one slice gives: per batch the best choices, and what was ruled out."""
+    """What a search of one slice gives: per batch the best choices, and what was ruled out.
+
+    `least_bytes`: of each batch that has no choice, the least memory of any layout.
+    """
 
     choices: dict[int, list[Choice]] = field(default_factory=dict)
     rejected: dict[tuple[str, str], tuple[int, dict[str, float]]] = field(default_factory=dict)

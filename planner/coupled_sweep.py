@@ -50,5 +50,7 @@ def _note(found: Found, priced: list[Board], batch: int) -> None:
     for board in priced:
         for column, (wanted, _) in enumerate(board.pairs):
             if wanted == batch:
-                found.least_bytes[batch] = min(board.least_bytes(column), found.least_bytes.get(batch, float("inf")))
+                found.least_bytes[batch] = min(
+                    board.least_bytes([column])[0], found.least_bytes.get(batch, float("inf"))
+                )
                 board.over_memory(column, found)

@@ -37,7 +37,7 @@ _GIVE = {code: i for i, code in enumerate(GIVEN)}
 
 @dataclass
 class Joined:
-    """Rows of every body of a component, as flat arrays; `face` numbers the faces."""
+    """Rows of every body of a component, as flat arrays: `face` numbers the faces, `columns` are of the tables."""
 
     component: Component
     tables: Sequence[Table]
@@ -46,16 +46,25 @@ class Joined:
     early_s: Floats
     late_s: Floats
     stored_bytes: Floats
-    peak_bytes: Floats
     face: Ints
     reads: Ints
     gives: Ints
+    columns: Ints
     fronts: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     @cached_property
     def possible(self) -> NDArray[np.bool_]:
         """[rows, columns]: whether an assignment runs a batch."""
         return np.isfinite(self.late_s)
+
+    @cached_property
+    def peak_bytes(self) -> Floats:
+        """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
+        found = np.empty(self.late_s.shape)
+        for number, table in enumerate(self.tables):
+            mine = np.flatnonzero(self.table_of == number)
+            found[mine] = table.peak_bytes(self.row_of[mine], self.columns)
+        return found
 
     @cached_property
     def least(self) -> tuple[Floats, Floats]:
@@ -73,7 +82,7 @@ class Joined:
     def take(self, rows: Ints, columns: Ints) -> Joined:
         """These rows and columns only."""
         faces, face = np.unique(self.face[rows], return_inverse=True)
-        return Joined(
+        taken = Joined(
             self.component,
             self.tables,
             self.table_of[rows],
@@ -81,11 +90,14 @@ class Joined:
             self.early_s[rows][:, columns],
             self.late_s[rows][:, columns],
             self.stored_bytes[rows][:, columns],
-            self.peak_bytes[rows][:, columns],
             face.reshape(-1),
             self.reads[faces],
             self.gives[faces],
+            self.columns[columns],
         )
+        if "peak_bytes" in vars(self):
+            taken.peak_bytes = self.peak_bytes[rows][:, columns]
+        return taken
 
 
 @dataclass(frozen=True)
@@ -152,10 +164,10 @@ def join(component: Component, tables: Sequence[Table]) -> Joined | None:
         np.concatenate([_less(t.step_s, w, ok) for t, w, ok in zip(tables, waits, runs, strict=True)]),
         np.concatenate([_less(t.step_s, s, ok) for t, s, ok in zip(tables, spares, runs, strict=True)]),
         np.concatenate([t.stored_bytes for t in tables]),
-        np.concatenate([t.peak_bytes for t in tables]),
         inverse,
         unique[:, :axes],
         unique[:, axes:],
+        np.arange(tables[0].ok.shape[1]),
     )
 
 

@@ -71,14 +71,18 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     state = states(len(mesh), problem.work.phase)
     board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
-    least_bytes = [board.least_bytes(column) for column in range(len(pairs))]
     for column, (batch, _) in enumerate(pairs):
         found.choices.setdefault(batch, [])
-        found.least_bytes[batch] = min(least_bytes[column], found.least_bytes.get(batch, np.inf))
         board.over_memory(column, found)
-    roomy = [c for c, least in enumerate(least_bytes) if least <= problem.usable_bytes]
+    unfit = [column for column, (batch, _) in enumerate(pairs) if not found.choices[batch]]
+    roomy = set(range(len(pairs)))
+    for column, nbytes in zip(unfit, board.least_bytes(unfit) if unfit else (), strict=True):
+        batch = pairs[column][0]
+        found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
+        if nbytes > problem.usable_bytes:
+            roomy.remove(column)
     for padded in (False, True):  # what is found without padding bounds what is worth a look with it
-        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
+        some = [c for c in sorted(roomy) if (pairs[c][0] != pairs[c][1]) == padded]
         close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
         if close is not None:
             found.evaluations += close.evaluations

@@ -102,11 +102,11 @@ class ArrayScope:
         self._masks: dict[Axes, Ints] = {}
         self._elements: dict[object, Number] = {}
 
-    def take(self, rows: Ints) -> ArrayScope:
-        """A scope over these rows only."""
+    def take(self, rows: Ints, columns: Ints | None = None) -> ArrayScope:
+        """A scope over these rows only, and these columns (None: all)."""
         masks = self.masks
         masks = masks.take(rows) if isinstance(masks, Masks) else {axis: mask[rows] for axis, mask in masks.items()}
-        sizes = {name: _rows(size, rows) for name, size in self.sizes.items()}
+        sizes = {name: _part(size, rows, columns) for name, size in self.sizes.items()}
         return ArrayScope(self.program, masks, sizes, self.rates, self.widths)
 
     def mask(self, axes: Axes) -> Ints:
@@ -159,8 +159,11 @@ class ArrayScope:
         return self.classes.get(tensor.name) == "weight"
 
 
-def _rows(size: Number, rows: Ints) -> Number:
-    return size[rows] if isinstance(size, np.ndarray) and len(size) > 1 else size
+def _part(size: Number, rows: Ints, columns: Ints | None) -> Number:
+    if not isinstance(size, np.ndarray) or size.ndim < 2:
+        return size
+    size = size[rows] if len(size) > 1 else size
+    return size[:, columns] if columns is not None and size.shape[1] > 1 else size
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,13 +72,16 @@ def price_shared(
         into.add_rows(part, row)
 
 
-def peak_shared(scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints) -> Number:
-    """`peak_activation_bytes` of these rows."""
+def peak_shared(
+    scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints, columns: Ints | None = None
+) -> Number:
+    """`peak_activation_bytes` of these rows, in these columns (None: in all)."""
     peak: Number = np.zeros((1, 1))
-    alone = scope.take(rows)
+    alone = scope.take(rows, columns)
     for unions, members in moment_groups(scope.program, needs):
         first, row = plays.classes_of(unions, rows)
-        here, most = (scope.take(first) if 2 * len(first) < len(rows) else alone), np.zeros((1, 1))
+        here = scope.take(first, columns) if 2 * len(first) < len(rows) else alone
+        most = np.zeros((1, 1))
         for moment in members:
             most = np.maximum(most, moment_bytes(moment, here))
         peak = np.maximum(peak, most[row] if here is not alone and len(most) > 1 else most)

@@ -12,6 +12,7 @@ from strategies.assignments import Rows, assignments, fit_part, rejections, ways
 from strategies.components import IDLE, Body, Component, Part
 from strategies.cost import ArrayScope, Speeds, Totals
 from strategies.memory import cache_bytes, weight_bytes
+from strategies.plays import Plays
 from strategies.prices import Number
 from strategies.rates import Floats, Ints, Rates
 from strategies.shared import peak_shared, price_shared
@@ -22,7 +23,8 @@ class Table:
     """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
 
     Seconds are of one layer, `wait_s` as in `Totals`, `spare_s` its `room_s`;
-    `stored_bytes` (weights and cache) are of all the component's layers, per device.
+    `stored_bytes` (weights and cache) are of all the component's layers, per device. `scopes` are those of the
+    body's parts over all rows that `plays` lists, of which `alive` are the table's.
     """
 
     body: Body
@@ -33,9 +35,18 @@ class Table:
     wait_s: Floats
     spare_s: Floats
     stored_bytes: Floats
-    peak_bytes: Floats
     rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
     evaluations: int
+    plays: Plays
+    alive: Ints
+    scopes: tuple[tuple[Part, ArrayScope], ...]
+
+    def peak_bytes(self, rows: Ints, columns: Ints) -> Floats:
+        """The most bytes of activations that live at once, [rows, columns] of those asked for: few need to be."""
+        peak: Number = np.zeros((1, 1))
+        for part, scope in self.scopes:
+            peak = np.maximum(peak, peak_shared(scope, part.needs, self.plays, self.alive[rows], columns))
+        return np.broadcast_to(peak, (len(rows), len(columns)))
 
 
 def price_body(
@@ -57,14 +68,16 @@ def price_body(
     ok = np.logical_and.reduce([f.ok for f in fits])
     rejected = (*before, *(r for f in fits for r in rejections(f, component, batches)))
     alive = np.flatnonzero(ok.any(axis=1))
-    total, stored, peak = Totals(), 0.0, 0.0
-    for number, (part, found) in enumerate(zip(body.parts, fits, strict=True)):
-        every = scope_of(part, found.sizes, plays.masks, rates, fast)
+    scopes = tuple(
+        (part, scope_of(part, found.sizes, plays.masks, rates, fast))
+        for part, found in zip(body.parts, fits, strict=True)
+    )
+    total, stored = Totals(), 0.0
+    for number, (part, every) in enumerate(scopes):
         price_shared(every, part.needs, plays, fast, total, alive)
         scope = every.take(alive)
         weights = 0.0 if component.tied and number else weight_bytes(scope)
         stored = stored + component.times * (weights + cache_bytes(scope))
-        peak = np.maximum(peak, peak_shared(every, part.needs, plays, alive))
     shape = (len(alive), batches.shape[1])
     return Table(
         body,
@@ -75,9 +88,11 @@ def price_body(
         np.broadcast_to(total.wait_s, shape),
         np.broadcast_to(total.room_s(fast.prefetch_s), shape),
         np.broadcast_to(stored, shape),
-        np.broadcast_to(peak, shape),
         rejected,
         int(ok.sum()),
+        plays,
+        alive,
+        scopes,
     )
 
 

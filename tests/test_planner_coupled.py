@@ -59,6 +59,11 @@ def _case(seed: int, bruteforce: ModuleType) -> tuple[Problem, Model, float | No
     return problem, model, Random(seed).choice(SHARES)
 
 
+def _least_bytes(problem: Problem) -> float:
+    """The least memory that any layout takes."""
+    return search(replace(problem, usable_bytes=0.0), 1).least_bytes[problem.work.batches[0]]
+
+
 def _limited(problem: Problem, share: float | None) -> Problem:
     """The problem with memory that binds: a share of the way from the least of every part to what the fastest takes."""
     found = search(problem, 1)
@@ -66,7 +71,7 @@ def _limited(problem: Problem, share: float | None) -> Problem:
     assert found.choices[batch], "a toy problem without any layout tests nothing"
     if share is None:
         return problem
-    least, fastest = found.least_bytes[batch], found.choices[batch][0].total_bytes
+    least, fastest = _least_bytes(problem), found.choices[batch][0].total_bytes
     return replace(problem, usable_bytes=least + (fastest - least) * share + 1)
 
 
@@ -120,7 +125,7 @@ def _oracle_agrees(groups: int, seed: int, bruteforce: ModuleType) -> None:
     problem, model = bruteforce.toy_case(seed, TWO_AXES, groups)
     oracle = bruteforce.Oracle(problem, "told apart")
     (batch,) = problem.work.batches
-    fastest, least = oracle.best(batch, 1e15, 1)[0].total_bytes, search(problem, 1).least_bytes[batch]
+    fastest, least = oracle.best(batch, 1e15, 1)[0].total_bytes, _least_bytes(problem)
     for share in SHARES:
         usable = 1e15 if share is None else least + (fastest - least) * share + 1
         limited = replace(problem, usable_bytes=usable)

@@ -63,7 +63,8 @@ def toy(seed: int, bruteforce: ModuleType) -> Request:
     work = msgspec.structs.replace(problem.work, batches=(rng.choice((1, 2, 3, 5, 8)),))
     full = msgspec.structs.replace(work, batches=(rng.randint(3, 40),))
     request = Request(model=model, slices=[problem.slice_], work=full)
-    least_bytes = search(make_problem(request, problem.slice_), 1).least_bytes[full.batches[0]]
+    nothing_fits = replace(make_problem(request, problem.slice_), usable_bytes=0.0)
+    least_bytes = search(nothing_fits, 1).least_bytes[full.batches[0]]
     chip = msgspec.structs.replace(
         problem.slice_.chip, usable_hbm_bytes_per_device=least_bytes * rng.choice((1.0, 1.0001, 1.01))
     )

@@ -143,7 +143,7 @@ def test_faster_hardware_never_slows_the_best_plan(seed: int, bruteforce: Module
 def test_more_memory_never_removes_a_plan(seed: int, share: float, bruteforce: ModuleType) -> None:
     """With more HBM there is a plan wherever there was one, and the best is no slower."""
     problem, _ = bruteforce.toy_case(seed, SLICES[:4])
-    least_bytes = search(problem, 1).least_bytes[problem.work.batches[0]]
+    least_bytes = search(replace(problem, usable_bytes=0.0), 1).least_bytes[problem.work.batches[0]]
     roomy = _best(problem, 1)[0].total_bytes
     sizes = sorted((least_bytes, least_bytes + share * (roomy - least_bytes), roomy, 2 * roomy))
     bests = [_best(replace(problem, usable_bytes=usable * MORE), 1) for usable in sizes]

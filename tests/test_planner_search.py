@@ -36,7 +36,7 @@ def _close(a: float, b: float) -> bool:
 
 def _usable(problem: Problem, fastest_bytes: float) -> Iterator[float]:
     """HBM sizes: one that never binds, one that little fits, and some between."""
-    least_bytes = search(problem, 1).least_bytes[problem.work.batches[0]]
+    least_bytes = search(replace(problem, usable_bytes=0.0), 1).least_bytes[problem.work.batches[0]]
     for share in SHARES:
         yield 1e15 if share is None else least_bytes + (fastest_bytes - least_bytes) * share + 1
 
@@ -195,7 +195,7 @@ def test_what_does_not_fit_is_said_with_the_least_that_it_needs(bruteforce: Modu
     """Below the least memory of any layout nothing is found, and the least is reported."""
     problem, _ = bruteforce.toy_case(180, TWO_AXES)
     (batch,) = problem.work.batches
-    least_bytes = search(problem, 1).least_bytes[batch]
+    least_bytes = search(replace(problem, usable_bytes=0.0), 1).least_bytes[batch]
     found = search(replace(problem, usable_bytes=least_bytes * 0.99), 3)
     assert not found.choices.get(batch)
     assert found.least_bytes[batch] == least_bytes
