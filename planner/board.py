@@ -81,14 +81,21 @@ class Board:
         masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
         return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, 0]] for mask in masks]))
 
+    @cached_property
+    def least_stored_bytes(self) -> Floats:
+        """[columns]: the least memory of any layout without what lives only for a while in a component."""
+        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in self.joined)
+        return np.asarray(stored + self.residual_bytes.min(axis=0))
+
     def least_bytes(self, columns: Sequence[int]) -> list[float]:
         """The least memory of any layout of these batches."""
         which: Ints = np.array(columns, dtype=np.int64)
+        if not len(which):
+            return []
         every = len(which) == len(self.pairs)
         some = [j if every else j.take(np.arange(len(j.row_of)), which) for j in self.joined]
-        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in some)
         peak = np.max([np.where(j.possible, j.peak_bytes, np.inf).min(axis=0) for j in some], axis=0)
-        least: list[float] = (stored + peak + self.residual_bytes[:, which].min(axis=0)).tolist()
+        least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
         return least
 
     @cached_property

@@ -40,7 +40,7 @@ class Choice:
 class Found:
     """What a search of one slice gives: per batch the best choices, and what was ruled out.
 
-    `least_bytes`: of each batch that has no choice, the least memory of any layout.
+    `least_bytes`: where no batch has a choice, the least memory of any layout of each.
     """
 
     choices: dict[int, list[Choice]] = field(default_factory=dict)

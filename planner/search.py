@@ -74,20 +74,31 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
     for column, (batch, _) in enumerate(pairs):
         found.choices.setdefault(batch, [])
         board.over_memory(column, found)
-    unfit = [column for column, (batch, _) in enumerate(pairs) if not found.choices[batch]]
-    roomy = set(range(len(pairs)))
-    for column, nbytes in zip(unfit, board.least_bytes(unfit) if unfit else (), strict=True):
-        batch = pairs[column][0]
-        found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
-        if nbytes > problem.usable_bytes:
-            roomy.remove(column)
+    roomy = _roomy(board, found)
     for padded in (False, True):  # what is found without padding bounds what is worth a look with it
-        some = [c for c in sorted(roomy) if (pairs[c][0] != pairs[c][1]) == padded]
+        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
         close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
         if close is not None:
             found.evaluations += close.evaluations
             for column, (batch, _) in enumerate(close.pairs):
                 close.best(column, top, found.choices[batch])
+
+
+def _roomy(board: Board, found: Found) -> list[int]:
+    """The columns of which some layout may fit, as far as is known; notes what a search without choices needs."""
+    usable, none = board.problem.usable_bytes, not any(found.choices.values())
+    stored = board.least_stored_bytes
+    asked = [
+        column
+        for column, (batch, _) in enumerate(board.pairs)
+        if not found.choices[batch] and (none or stored[column] <= usable)
+    ]
+    least = dict(zip(asked, board.least_bytes(asked), strict=True))
+    if none:
+        for column, nbytes in least.items():
+            batch = board.pairs[column][0]
+            found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
+    return [c for c in range(len(board.pairs)) if least.get(c, stored[c]) <= usable]
 
 
 def price_tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:

@@ -46,11 +46,14 @@ def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | N
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(allowed))
     for i, names in enumerate(allowed):
-        rows = rows[np.array([choice in names for choice in choices])[rows[:, i]]]
+        if not names.issuperset(choices):
+            rows = rows[np.array([choice in names for choice in choices])[rows[:, i]]]
     rows = _required_rows(rows, body, choices)
     if most_roles is not None:
-        played = sum((rows == n).any(axis=1).astype(np.int8) for n, choice in enumerate(choices) if choice != IDLE)
-        rows = rows[played <= most_roles]
+        used, bits = np.zeros(len(rows), dtype=np.int64), np.array([(c != IDLE) << n for n, c in enumerate(choices)])
+        for column in rows.T:
+            used |= bits[column]
+        rows = rows[np.bitwise_count(used) <= most_roles]
     return rows, plays_of(rows, choices)
 
 
