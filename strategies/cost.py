@@ -249,9 +249,15 @@ class Totals:
     def add_rows(self, other: Totals, row: Ints) -> None:
         """Add other totals, of which row `row[i]` is for row i."""
         for name in ("roof_s", "comm_s", "behind_s", "wait_s", "spare_s"):
-            more = getattr(other, name)
-            varies = isinstance(more, np.ndarray) and len(more) > 1
-            setattr(self, name, getattr(self, name) + (more[row] if varies else more))
+            mine, more = getattr(self, name), getattr(other, name)
+            if isinstance(more, np.ndarray) and len(more) > 1:
+                more = more.take(row, axis=0)
+                if isinstance(mine, np.ndarray) and mine.shape == more.shape:
+                    more += mine
+                    mine = 0.0
+            elif not np.any(more):
+                continue
+            setattr(self, name, more if isinstance(mine, float) and not mine else mine + more)
 
     @property
     def step_s(self) -> Number:
