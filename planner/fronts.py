@@ -41,6 +41,7 @@ class Options:
         if top == 1:
             return self.take(_unbeaten(face, self.seconds, early, stored, peak, (self.stored, self.peak, ties)))
         order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
+        order = order[_beaten_by_the_fastest(face[order], [x[order] for x in (early, stored, peak)], top) < top]
         kept: list[int] = []
         last, near = -1, list[tuple[float, float, float]]()
         columns = (x[order].tolist() for x in (face, early, stored, peak))
@@ -81,6 +82,15 @@ def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, store
     slower = seconds[order] > seconds[fastest]
     beaten = slower & np.logical_and.reduce([x[order] >= x[fastest] for x in (early, stored, peak)])
     return np.asarray(order[~beaten])
+
+
+def _beaten_by_the_fastest(face: Ints, values: Sequence[Floats], top: int) -> Ints:
+    """How many of the `top` fastest of their face are no greater in any value, of rows in order of face and seconds."""
+    place, first, count = np.arange(len(face)), np.searchsorted(face, face), np.zeros(len(face), dtype=np.int64)
+    for fast in range(top):
+        other = np.minimum(first + fast, place)
+        count += (other < place) & np.logical_and.reduce([x[other] <= x for x in values])
+    return count
 
 
 def _fewer_beat(kept: list[tuple[float, float, float]], early: float, stored: float, peak: float, top: int) -> bool:

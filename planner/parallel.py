@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 Thing = TypeVar("Thing")
@@ -26,13 +27,11 @@ def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers:
     or where it would not be safe: other threads run, as those of JAX do. What is found is the same. `workers`: None:
     one per core.
     """
-    workers = min(workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(things))
-    forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
-    if workers < 2 or len(things) < WORTH or not forks:
+    workers = min(_processes(workers), len(things))
+    if workers < 2 or len(things) < WORTH:
         yield from map(do, things)
         return
-    context = multiprocessing.get_context("fork")  # what is imported and cached is there at once
-    with ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts) as pool:
+    with _pool(workers) as pool:
         pending = deque([pool.submit(do, thing) for thing in reversed(things)][::-1])
         try:
             while pending:
@@ -48,6 +47,29 @@ def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers:
             if isinstance(error, KeyboardInterrupt):
                 yield from ready
             raise
+
+
+@contextmanager
+def meanwhile(
+    do: Callable[[Thing], Result], thing: Thing, workers: int | None = None
+) -> Iterator[Callable[[], Result]]:
+    """What `do` makes of one thing, in another process until it is called for; in this one then, if it must be."""
+    if _processes(workers) < 2:
+        yield lambda: do(thing)
+        return
+    with _pool(1) as pool:
+        yield pool.submit(do, thing).result
+
+
+def _processes(workers: int | None) -> int:
+    """How many may run: one where more cannot be forked (not on Linux), or not safely (other threads run)."""
+    forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
+    return (workers or len(os.sched_getaffinity(0))) if forks else 1
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("fork")  # what is imported and cached is there at once
+    return ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts)
 
 
 def _ignore_interrupts() -> None:

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+import msgspec
+
 from mesh.slices import Slice, slices_of
 from planner.candidate import Candidate, Sweep, price_candidate
 from planner.choices import OVER_MEMORY, Found
 from planner.coupled_proof import proved
 from planner.meeting import check_phase, meeting, why_none
 from planner.notes import cache_note
+from planner.parallel import meanwhile
+from planner.plan import Plan
 from planner.planfile import SCHEMA, Example, PlanFile, Rejected, Search
 from planner.request import EXHAUSTIVE, Progress, Request, make_problem
 from planner.search import search
@@ -51,15 +55,23 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         raise NothingFits(why_none(fitting, request), (), None, covered.search())
     if request.per_slice:
         bests = _first_of_each_slice(bests)
-    runners, again = ([bests[0]], Found()) if swept.interrupted else _runners_up(request, bests[0], progress)
-    ranked = sorted((*runners, *bests[1:]), key=lambda c: _rank(c, request))
-    plans = tuple(price_candidate(c, request) for c in ranked)
-    note = cache_note(ranked[0].problem, request.model, tuple(request.programs), ranked[0].choice, plans[0])
+    again = Found()
+    if swept.interrupted or request.top == 1 or request.solver != EXHAUSTIVE:
+        ranked = [(c, price_candidate(c, request)) for c in bests]
+        note = _note(request, *ranked[0])
+    else:
+        progress(f"ranking the runners-up on {bests[0].slice_.name}")
+        with meanwhile(_runners_up, (request, bests[0]), request.workers) as runners_up:
+            others = [(c, price_candidate(c, request)) for c in bests]
+            note = _note(request, *others[0])
+            runners, again = runners_up()
+        ranked = [(c, price_candidate(c, request)) for c in runners] + others[1:]
+        ranked.sort(key=lambda pair: _rank(pair[0], request))
     return PlanFile(
         schema=SCHEMA,
         tool_version=version,
         objective=request.objective,
-        plans=plans,
+        plans=tuple(plan for _, plan in ranked),
         rejected=_rejected(swept.found),
         search=covered.search(again),
         notes=(*((note,) if note else ()), *_unfit_notes(swept.found, fitting, request)),
@@ -113,19 +125,17 @@ def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def _runners_up(request: Request, best: Candidate, progress: Progress) -> tuple[list[Candidate], Found]:
-    if request.top == 1 or request.solver != EXHAUSTIVE:
-        return [best], Found()
-    progress(f"ranking the runners-up on {best.slice_.name}")
-    work = Workload(
-        phase=request.work.phase,
-        batches=(best.choice.batch,),
-        context=request.work.context,
-        dtypes=request.work.dtypes,
-    )
+def _runners_up(asked: tuple[Request, Candidate]) -> tuple[list[Candidate], Found]:
+    """The best layouts of a candidate's slice and batch, as many as are asked for, and their search."""
+    request, best = asked
+    work = msgspec.structs.replace(request.work, batches=(best.choice.batch,))
     problem = replace(best.problem, work=work)
     found = search(problem, request.top)
     return [Candidate(best.slice_, problem, c) for c in found.choices[best.choice.batch]], found
+
+
+def _note(request: Request, best: Candidate, plan: Plan) -> str | None:
+    return cache_note(best.problem, request.model, tuple(request.programs), best.choice, plan)
 
 
 def _rank(candidate: Candidate, request: Request) -> tuple[object, ...]:
