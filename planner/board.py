@@ -11,7 +11,8 @@ import numpy as np
 
 from planner.choices import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
 from planner.fronts import Options, join_all
-from planner.joined import Glue, Joined, prefix_masks, price_glue
+from planner.glued import Glue, price_glue
+from planner.joined import Joined, prefix_masks
 from planner.meshes import Mesh, symmetries
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States

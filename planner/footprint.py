@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from mesh.slices import Slice
 from planner.board import residual_bytes
 from planner.choices import Choice, Found, Pick, Problem
-from planner.joined import Joined, prefix_masks, price_glue
+from planner.glued import price_glue
+from planner.joined import Joined, prefix_masks
 from planner.meshes import TWO, Mesh, meshes
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States, states

@@ -14,7 +14,7 @@ import numpy as np
 
 from mesh.pieces import Piece
 from planner.choices import Choice
-from planner.joined import playing
+from planner.glued import playing
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts

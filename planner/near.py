@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.board import Board
-from planner.joined import Glue, Joined, price_glue
+from planner.glued import Glue, price_glue
+from planner.joined import Joined
 from planner.residuals import States
 from strategies.rates import Floats, Ints
 
@@ -31,8 +32,8 @@ def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
 
 
 def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> Board | None:
-    kept, state = np.arange(len(board.state.cuts)), board.state
-    bound = np.repeat(least_s[None], len(kept), axis=0)  # [residuals, columns]
+    state = board.state
+    bound = np.repeat(least_s[None], len(state.cuts), axis=0)  # [residuals, columns]
     found: dict[int, tuple[Joined, Glue]] = {}
     evaluations, every = 0, np.arange(len(columns))
     close = [_rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s) for j in board.joined]
@@ -49,8 +50,9 @@ def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> 
         some = np.flatnonzero((bound <= worst).any(axis=1))
         if not len(some):
             return None
-        kept, bound, state = kept[some], bound[some], state.take(some)
-        found = {n: (j, g.take(some)) for n, (j, g) in found.items()}
+        if 2 * len(some) < len(bound):
+            bound, state = bound[some], state.take(some)
+            found = {n: (j, g.take(some)) for n, (j, g) in found.items()}
     in_order = [found[i] for i in range(len(board.joined))]
     return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
 

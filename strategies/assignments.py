@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
 from strategies.notation import Axes
-from strategies.plays import Masks, Plays
+from strategies.plays import Masks, Plays, halves
 from strategies.rates import Ints, Rates
 from strategies.sizes import Fit, Ways, fit
 
@@ -112,7 +112,7 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
 def plays_of(rows: Rows, choices: Sequence[str]) -> Plays:
     """Which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
     number = np.arange(len(choices))
-    return Plays(rows, {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
+    return Plays(halves(rows), {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
 
 
 def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:

@@ -8,7 +8,9 @@ patterns, and looked up for the rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,26 +18,55 @@ from numpy.typing import NDArray
 from strategies.notation import Axes
 from strategies.rates import Flags, Ints
 
-Kinds = NDArray[np.int8]
+Kinds = NDArray[np.signedinteger[Any]]
+"""Small: at most 127 kinds."""
 Unions = frozenset[Axes]
 
 
+@dataclass(frozen=True)
 class Half:
     """Some of the mesh axes, from `start` on: their `patterns` of kinds [patterns, axes], and that of each row."""
 
-    def __init__(self, kinds: Kinds, start: int) -> None:
-        codes, base = np.zeros(len(kinds), dtype=np.int64), int(kinds.max(initial=0)) + 1
-        for column in kinds.T:
-            codes = codes * base + column
-        count, self.index = numbered(codes)
-        self.patterns = np.empty((count, kinds.shape[1]), dtype=np.int8)
-        self.patterns[self.index] = kinds
-        self.start, self.stop = start, start + kinds.shape[1]
+    patterns: Kinds
+    index: Ints
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """The first mesh axis after them."""
+        return self.start + int(self.patterns.shape[1])
 
     def bits(self, of: Flags) -> Ints:
         """[patterns]: the set of mesh axes that are of these kinds (`of` [kinds])."""
         plays = of[self.patterns] << np.arange(self.start, self.stop, dtype=np.int64)
         return np.asarray(plays.sum(axis=1, dtype=np.int64))
+
+
+def halves(kinds: Kinds) -> tuple[Half, Half]:
+    """Rows of kinds [rows, mesh axes], their axes in two parts."""
+    return _half(kinds, 0), _half(kinds, 1)
+
+
+def halves_of_pairs(first: Kinds, second: Kinds, base: int) -> tuple[Half, Half]:
+    """The same for every row of the first with every one of the second: kinds are `base` * first + second."""
+    parts = []
+    for number in range(2):
+        one, two = _half(first, number), _half(second, number)
+        count = len(two.patterns)
+        patterns = base * np.repeat(one.patterns, count, axis=0) + np.tile(two.patterns, (len(one.patterns), 1))
+        index = (one.index * count)[:, None] + two.index
+        parts.append(Half(patterns.astype(np.int8), index.reshape(-1), one.start))
+    return parts[0], parts[1]
+
+
+def _half(kinds: Kinds, number: int) -> Half:
+    cut = kinds.shape[1] // 2
+    some, start = (kinds[:, cut:], cut) if number else (kinds[:, :cut], 0)
+    codes, base = np.zeros(len(kinds), dtype=np.int64), int(kinds.max(initial=0)) + 1
+    for column in some.T:
+        codes = codes * base + column
+    first, index = numbered(codes)
+    return Half(some[first].astype(np.int8), index, start)
 
 
 class Masks(Mapping[str, Ints]):
@@ -73,22 +104,16 @@ class Masks(Mapping[str, Ints]):
 
 
 class Plays:
-    """Rows of `kinds` [rows, mesh axes], and by program axis the kinds that play it, `members` [kinds].
+    """Rows whose mesh axes are of kinds, in halves, and by program axis the kinds that play it, `members` [kinds].
 
     Program axes that share a kind are played together by mesh axes of that kind.
     """
 
-    def __init__(self, kinds: Kinds, members: Mapping[str, Flags]) -> None:
-        self.kinds, self.members, self.rows = kinds, members, len(kinds)
+    def __init__(self, parts: tuple[Half, Half], members: Mapping[str, Flags]) -> None:
+        self.halves, self.members, self.rows = parts, members, len(parts[0].index)
         self.masks = Masks(self)
         self._bits: dict[Axes, list[Ints]] = {}
         self._classes: dict[Unions, tuple[Ints, Ints]] = {}
-
-    @cached_property
-    def halves(self) -> tuple[Half, Half]:
-        """The mesh axes in two parts."""
-        cut = self.kinds.shape[1] // 2
-        return Half(self.kinds[:, :cut], 0), Half(self.kinds[:, cut:], cut)
 
     def union(self, axes: Axes, index: Sequence[Ints]) -> Ints:
         """The set of mesh axes that play any of these in the rows of these patterns: [rows, 1]."""
@@ -105,17 +130,16 @@ class Plays:
     def classes(self, unions: Unions) -> tuple[Ints, Ints]:
         """The first row of each class [classes], and the class of each row [rows]."""
         if unions not in self._classes:
-            row = np.zeros(self.rows, dtype=np.int64)
+            codes = []
             for number, half in enumerate(self.halves):
-                kinds, code = 1, np.zeros(len(half.patterns), dtype=np.int64)
+                code = np.zeros(len(half.patterns), dtype=np.int64)
                 for axes in sorted(unions):
                     bits = self._union(axes)[number] >> half.start
-                    kinds, code = numbered((code << (half.stop - half.start)) + bits)
-                row = row * kinds + code[half.index]
-            kinds, row = numbered(row)
-            first = np.empty(kinds, dtype=np.int64)
-            first[row[::-1]] = np.arange(self.rows - 1, -1, -1)
-            self._classes[unions] = first, row
+                    code = numbered((code << (half.stop - half.start)) + bits)[1]
+                codes.append(code)
+            row = (codes[0] * (int(codes[1].max()) + 1))[self.halves[0].index]
+            row += codes[1][self.halves[1].index]
+            self._classes[unions] = numbered(row)
         return self._classes[unions]
 
     def classes_of(self, unions: Unions, rows: Ints | None) -> tuple[Ints, Ints]:
@@ -128,9 +152,9 @@ class Plays:
         return first[used], (np.cumsum(used) - 1)[row[rows]]
 
 
-def numbered(codes: Ints) -> tuple[int, Ints]:
-    """How many different codes there are, and the number of each one among them; codes are small."""
-    seen = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
-    seen[codes] = 1
-    number = np.cumsum(seen) - 1
-    return int(number[-1]) + 1, number[codes]
+def numbered(codes: Ints) -> tuple[Ints, Ints]:
+    """Where each different code comes first, by code, and the number of each one among them; codes are small."""
+    first = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    seen = first >= 0
+    return first[seen], (np.cumsum(seen) - 1)[codes]
