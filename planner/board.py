@@ -16,7 +16,7 @@ from planner.joined import Joined, prefix_masks
 from planner.meshes import Mesh, symmetries
 from planner.pricing import norm_bytes
 from planner.residuals import CODES, States
-from strategies.rates import Floats, Ints, Rates
+from strategies.rates import Flags, Floats, Ints, Rates
 
 
 class Board:
@@ -35,6 +35,7 @@ class Board:
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
         self.rates, self.batches, self._given = rates, batches, glue
+        self._masks: dict[tuple[int, int], list[Ints]] = {}
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
         self.residual_bytes = residual_bytes(problem, state, rates, batches) + norms
@@ -77,10 +78,12 @@ class Board:
         per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
-    def _allowed(self, i: int, residual: int, prefixes: np.ndarray) -> np.ndarray:
+    def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
-        masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
-        return np.asarray(np.logical_and.reduce([prefixes[:, mask[:, 0]] for mask in masks]))
+        if (i, residual) not in self._masks:
+            masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
+            self._masks[i, residual] = [mask[:, 0] for mask in masks]
+        return np.asarray(np.logical_and.reduce([prefixes[:, mask] for mask in self._masks[i, residual]]))
 
     @cached_property
     def least_stored_bytes(self) -> Floats:
@@ -99,10 +102,6 @@ class Board:
         least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
         return least
 
-    @cached_property
-    def _least_of_all(self) -> list[float]:
-        return self.least_bytes(range(len(self.pairs)))
-
     def over_memory(self, column: int, found: Found) -> None:
         """Count assignments that need more than the usable HBM even with the least of everything else."""
         usable = self.problem.usable_bytes
@@ -119,9 +118,7 @@ class Board:
                 found.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, into: list[Choice]) -> None:
-        """Add the best `top` distinct choices of a column to `into`."""
-        if self._least_of_all[column] > self.problem.usable_bytes:
-            return
+        """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
         keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
         for least_s, state in self._in_order(column):
             worst = worst_of(keep.values(), top)
@@ -195,18 +192,27 @@ class Board:
             joined.fronts[column, top] = front.row
         return joined.fronts[column, top]
 
+    @cached_property
+    def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
+        """Of each component [columns]: the least and the largest working set of any row, the most stored bytes."""
+        found = []
+        for joined in self.joined:
+            peak, possible = joined.peak_bytes, joined.possible
+            stored = np.where(possible, joined.stored_bytes, 0.0).max(axis=0)
+            least = np.where(possible, peak, np.inf).min(axis=0)
+            found.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
+        return found
+
     def _others_peak(self, i: int, column: int) -> float:
         """The least working set that some component other than i has; a smaller one of i saves nothing."""
-        others = [j for number, j in enumerate(self.joined) if number != i]
-        least = [np.where(j.possible[:, column], j.peak_bytes[:, column], np.inf).min() for j in others]
-        return float(max(least, default=0.0))
+        least = (float(least[column]) for n, (least, _, _) in enumerate(self._extremes) if n != i)
+        return max(least, default=0.0)
 
     def _safe_bytes(self, i: int, column: int) -> float:
         """A row of component i that stores no more fits with whatever rows of the others, in any state."""
-        most = [np.where(j.possible[:, column], j.stored_bytes[:, column], 0.0).max() for j in self.joined]
-        peak = max(np.where(j.possible[:, column], j.peak_bytes[:, column], 0.0).max() for j in self.joined)
-        residual = self.residual_bytes[:, column].max()
-        return float(self.problem.usable_bytes - peak - residual - (sum(most) - most[i]))
+        peak = max(float(peak[column]) for _, peak, _ in self._extremes)
+        others = sum(float(stored[column]) for n, (_, _, stored) in enumerate(self._extremes) if n != i)
+        return self.problem.usable_bytes - peak - float(self.residual_bytes[:, column].max()) - others
 
     def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
         picks = []

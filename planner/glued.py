@@ -19,6 +19,7 @@ from strategies.components import Component, Part, entry_parts, exit_parts
 from strategies.cost import Speeds, Totals
 from strategies.glue import GIVEN
 from strategies.plays import Plays, halves_of_pairs
+from strategies.prices import Number
 from strategies.rates import Flags, Floats, Ints, Rates
 from strategies.shared import price_shared
 from strategies.tables import scope_of
@@ -49,9 +50,14 @@ class Glue:
 
     def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
         """Seconds [faces] with one residual at one batch, less hops and launches, and with them; inf where none."""
-        step_s, wait_s, ok = self._at(slice(residual, residual + 1))
-        late = np.where(ok[column], self._between(step_s, column), np.inf)
-        return (late - self._between(wait_s, column))[:, 0], late[:, 0]
+        early: Number = 0.0
+        late: Number = 0.0
+        for one in self.programs:
+            step_s = self._between(one.step_s[..., residual], column)
+            step_s = np.where(one.ok[column, :, residual], step_s, np.inf)
+            late = late + step_s[one.end]
+            early = early + (step_s - self._between(one.wait_s[..., residual], column))[one.end]
+        return np.asarray(early), np.asarray(late)
 
     def least(self, joined: Joined) -> Floats:
         """[residuals, columns]: the least seconds of one layer, body and glue."""
@@ -89,9 +95,8 @@ class Glue:
 
     def _between(self, values: Floats, column: int) -> Floats:
         """At one batch, of what was found at the priced ones."""
-        shares = self.shares[column]
-        which = np.flatnonzero(shares)
-        return np.asarray(sum(shares[i] * values[i] for i in which))
+        shares = self.shares[column].tolist()
+        return np.asarray(sum(share * value for share, value in zip(shares, values, strict=True) if share))
 
 
 def price_glue(
