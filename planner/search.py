@@ -1,7 +1,7 @@
 """The search: every layout of one slice, priced as tables, joined exactly, and proved best by exhaustion.
 
 tables    every assignment of roles to mesh axes, per component and batch        strategies.tables
-glue      what each face of a component pays to meet each residual               planner.joined
+glue      what each face of a component pays to meet each residual               planner.glued
 join      the sum over components is least for some state of the residual; within a state components are
           independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
           what was found: a branch and bound whose bound is exact where memory does not bind.

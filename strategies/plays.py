@@ -137,7 +137,7 @@ class Plays:
                     bits = self._union(axes)[number] >> half.start
                     code = numbered((code << (half.stop - half.start)) + bits)[1]
                 codes.append(code)
-            row = (codes[0] * (int(codes[1].max()) + 1))[self.halves[0].index]
+            row = (codes[0] * (int(codes[1].max(initial=0)) + 1))[self.halves[0].index]
             row += codes[1][self.halves[1].index]
             self._classes[unions] = numbered(row)
         return self._classes[unions]

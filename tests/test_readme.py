@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
+LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
 SLOW = ("meshwright validate | ", "--mode unconstrained", "--batch auto", "meshwright fits")
 """Examples of more than five seconds are among the slow tests."""
@@ -26,7 +27,8 @@ def examples(block: str) -> list[tuple[str, str]]:
 
 def clean(text: str) -> str:
     """Without trailing spaces, seconds, and lines whose figures depend on the version of a compiler."""
-    lines = (VERDICT.sub(r"\1", line.rstrip()) for line in SECONDS.sub("-", text).rstrip().splitlines())
+    text = LEVELS.sub(r"\1\n\2", SECONDS.sub("-", text))  # columns of seconds are as wide as these are
+    lines = (VERDICT.sub(r"\1", line.rstrip()) for line in text.rstrip().splitlines())
     return "\n".join(line for line in lines if not MEASURED.search(line))
 
 
