@@ -68,22 +68,22 @@ def tpu_compiler(
     """Compile the plan's step and hold it against the plan; raises `Unavailable` where the compiler is not there."""
     started = time.perf_counter()
     try:
-        level = judge(compile_packed(plan, programs, chip), mode)
+        level = judge(packed(compile_plan(plan, programs, chip), programs, chip), mode)
     except CompileFailed as error:
         level = verdict(LEVEL, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
     return msgspec.structs.replace(level, seconds=time.perf_counter() - started)
 
 
-def compile_packed(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Facts:
-    """Compile the step of a plan; where it takes more than was promised, once more for devices with just so much HBM.
+def packed(facts: Facts, programs: Sequence[Program] = (), chip: Chip | None = None) -> Facts:
+    """Where a step takes more than was promised: compiled once more, for devices with just so much HBM.
 
     With HBM to spare the compiler leaves gaps between buffers, up to half of all temporaries, and packs them where it
     must; what a plan promises is that its step runs in so many bytes. Raises what `compile_plan` raises.
     """
-    facts, promised = compile_plan(plan, programs, chip), plan.memory.total_bytes
+    promised = facts.plan.memory.total_bytes
     if isinstance(facts.made, DoesNotFit) or facts.made.total_bytes <= promised * (1 + TOTAL_WITHIN):
         return facts
-    return replace(facts, packed=compile_plan(plan, programs, chip, hbm_bytes=promised).made)
+    return replace(facts, packed=compile_plan(facts.plan, programs, chip, hbm_bytes=promised).made)
 
 
 def compile_plan(

@@ -14,7 +14,7 @@ import pytest
 import meshwright
 from executor.compiled import Compiled, DoesNotFit
 from executor.devices import Unavailable, prepare_environment
-from executor.tpu import Facts, compile_packed, compile_plan, judge, tpu_compiler
+from executor.tpu import Facts, compile_plan, judge, packed, tpu_compiler
 from planner.given import layout_of
 from planner.plan import Memory, Plan
 from planner.pricing import price_layout
@@ -98,7 +98,7 @@ def test_a_plan_is_what_the_compiler_makes(case: Case) -> None:
 @pytest.mark.slow
 def test_a_step_that_is_spread_out_over_free_memory_packs_into_what_was_promised() -> None:
     """16 prompts through Llama-8B on v5e:4x4, weights gathered behind matmuls: the compiler leaves gaps of 0.4 GB."""
-    facts = compile_packed(plan_of("llama-3.1-8b", "v5e:4x4", "prefill", 16, 4096))
+    facts = packed(compile_plan(plan_of("llama-3.1-8b", "v5e:4x4", "prefill", 16, 4096)))
     assert isinstance(facts.packed, Compiled)
     assert facts.packed.total_bytes < facts.plan.memory.total_bytes
     level = judge(facts, "manual")
@@ -109,10 +109,9 @@ def test_a_step_that_is_spread_out_over_free_memory_packs_into_what_was_promised
 @needs_compiler
 def test_a_promise_of_too_little_memory_is_a_finding_after_packing() -> None:
     """The compiler is asked whether so much would do, and says no."""
-    facts = small()
-    need = facts.plan.memory.total_bytes
-    low = msgspec.structs.replace(facts.plan, memory=msgspec.structs.replace(facts.plan.memory, total_bytes=0.9 * need))
-    asked = compile_packed(low)
+    memory = small().plan.memory
+    need = memory.total_bytes
+    asked = packed(_with_memory(small(), msgspec.structs.replace(memory, total_bytes=0.9 * need)))
     assert isinstance(asked.packed, DoesNotFit)
     assert asked.packed.need_bytes == pytest.approx(need, rel=0.02)
     assert [f.what for f in judge(asked, "manual").findings] == ["bytes in all"]

@@ -15,7 +15,7 @@ from itertools import product
 import meshwright
 from executor.compiled import Compiled
 from executor.devices import prepare_environment
-from executor.tpu import Facts, compile_packed, judge
+from executor.tpu import Facts, compile_plan, judge, packed
 from planner.plan import Plan
 
 Case = tuple[str, str, str, int, int, str, str]  # model, slice, phase, batch, context, dtype of weights, of the cache
@@ -82,7 +82,7 @@ def row(case: Case) -> tuple[str, str, list[str]]:
     except meshwright.NothingFits:
         return "", "does not fit", []
     start = time.process_time()
-    facts = compile_packed(plan)
+    facts = packed(compile_plan(plan))
     seconds, level = time.process_time() - start, judge(facts, "manual")
     wrong = [f"{f.what}: promised {f.promised}, found {f.found}" for f in level.findings]
     if not isinstance(facts.made, Compiled):
