@@ -63,10 +63,11 @@ def searching(*params: click.Parameter) -> Callable[[Callable[..., int]], Comman
 
     def made(run: Callable[..., int]) -> Command:
         @wraps(run)
-        def asked(**given: Any) -> int:
-            return run(_asked(given), **given)
+        def read(**given: Any) -> int:
+            shared = _asked(given)
+            return run(shared, **given)
 
-        return command(*params)(asked)
+        return command(*params)(read)
 
     return made
 
