@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,42 +27,12 @@ def schema(*, name: str, style: str) -> None:
     show(found, lambda: report_schema.fields(found), style)
 
 
-def _plan_type() -> type:
-    from planner.planfile import PlanFile
-
-    return PlanFile
-
-
-def _fits_type() -> type:
-    from planner.fits import Fits
-
-    return Fits
-
-
-def _sensitivity_type() -> type:
-    from planner.sensitivity_types import SensitivityFile
-
-    return SensitivityFile
-
-
-def _validation_type() -> type:
-    from planner.scores import Validation
-
-    return Validation
-
-
-def _report_type() -> type:
-    from executor.verdict import Report
-
-    return Report
-
-
-SCHEMAS: dict[str, Callable[[], type]] = {
-    "plan": _plan_type,
-    "fits": _fits_type,
-    "sensitivity": _sensitivity_type,
-    "validation": _validation_type,
-    "report": _report_type,
+SCHEMAS = {
+    "plan": "planner.planfile:PlanFile",
+    "fits": "planner.fits:Fits",
+    "sensitivity": "planner.sensitivity_types:SensitivityFile",
+    "validation": "planner.scores:Validation",
+    "report": "executor.verdict:Report",
 }
 """The type of each file that has a schema, loaded when asked for."""
 

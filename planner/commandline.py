@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +13,6 @@ from planner.output import write
 
 Read = Callable[[str, Any], Any]
 """From an option's name and its text (of one that repeats: its texts) to its value; raises `InputError`."""
-ABOUT = "Choose how a Transformer is sharded for inference on a TPU mesh, and say why."
 
 
 class Argument(click.Argument):
@@ -73,7 +71,7 @@ class Command(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""
-        if rows := [(one.make_metavar(ctx), one.about) for one in self.params if isinstance(one, Argument)]:
+        if rows := [(one.human_readable_name, one.about) for one in self.params if isinstance(one, Argument)]:
             with formatter.section("Arguments"):
                 formatter.write_dl(rows)
         super().format_options(ctx, formatter)
@@ -88,21 +86,34 @@ def command(*params: click.Parameter) -> Callable[[Callable[..., int | None]], C
     return made
 
 
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from planner.version import VERSION
+
+        write(f"meshwright {VERSION}\n".encode())
+        ctx.exit()
+
+
+_VERSION = click.Option(
+    ["--version"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+
+
 class Commands(click.Group):
     """Commands in the modules that `homes` names, under their own names; one is imported when it is called."""
 
     def __init__(self, homes: Mapping[str, str]) -> None:
         super().__init__(
-            params=[
-                click.Option(
-                    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
-                    help="Print the version.",
-                )
-            ],
-            help=ABOUT,
+            params=[_VERSION],
+            help="Choose how a Transformer is sharded for inference on a TPU mesh, and say why.",
             no_args_is_help=False,
             context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-        )  # fmt: skip
+        )
         self.homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -112,19 +123,13 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command:
         """The command of that name; ends with the closest names where there is none."""
         if cmd_name not in self.homes:
+            from difflib import get_close_matches
+
             close = ", ".join(map(repr, get_close_matches(cmd_name, self.homes)))
             ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {close}?" if close else ""))
         found = getattr(import_module(self.homes[cmd_name]), cmd_name)
         assert isinstance(found, Command)
         return found
-
-
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from planner.version import VERSION
-
-        write(f"meshwright {VERSION}\n".encode())
-        ctx.exit()
 
 
 def wrong_usage(error: click.ClickException) -> str:

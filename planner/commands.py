@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from planner.commandline import Argument, command, option
 from planner.options import whole
@@ -66,33 +67,11 @@ def chips(*, name: str | None, style: str) -> None:
     CHIP_FILE,
     format_of(),
 )
-def roofline(
-    *,
-    model: str,
-    slice_: str,
-    batches: tuple[int, ...] | None,
-    context: int,
-    weights: str,
-    kv: str,
-    compute: str,
-    kv_heads: int | None,
-    chip_file: str | None,
-    style: str,
-) -> None:
+def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
     from planner import api, report_roofline
 
-    table = api.roofline(
-        model,
-        slice_,
-        batches=batches or api.BATCHES["decode"],
-        context=context,
-        weights=weights,
-        kv=kv,
-        compute=compute,
-        kv_heads=kv_heads,
-        chip_file=chip_file,
-    )
+    table = api.roofline(model, slice_, batches=batches or api.BATCHES["decode"], **given)
     show(table, lambda: report_roofline.report(table), style)
 
 
@@ -110,45 +89,11 @@ def roofline(
     OUTPUT,
     format_of(),
 )
-def price(
-    *,
-    model: str,
-    slice_: str,
-    layout: str,
-    pick: int,
-    phase: str,
-    batches: tuple[int, ...] | None,
-    context: int,
-    weights: str,
-    kv: str,
-    activations: str,
-    compute: str | None,
-    programs: tuple[str, ...],
-    chip_file: str | None,
-    constants: str,
-    output: str | None,
-    style: str,
-) -> int:
+def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
     """Price one given layout, without a search."""
     from planner import api
 
-    found = api.price(
-        model,
-        slice_,
-        layout,
-        pick=pick,
-        phase=phase,
-        batches=batches,
-        context=context,
-        weights=weights,
-        kv=kv,
-        activations=activations,
-        compute=compute,
-        programs=programs,
-        chip_file=chip_file,
-        constants=constants,
-    )
-    return show_plans(found, style, output)
+    return show_plans(api.price(model, slice_, layout, **given), style, output)
 
 
 @command(PLAN_FILE, PICK, format_of())
