@@ -80,6 +80,22 @@ _HOMES = {
     "serve": "planner.serve",
     "validate": "planner.validate",
 }
+_COMMANDS = {
+    "models": "planner.commands",
+    "chips": "planner.commands",
+    "schema": "executor.commands",
+    "roofline": "planner.commands",
+    "price": "planner.commands",
+    "explain": "planner.commands",
+    "plan": "planner.commands_plan",
+    "pareto": "planner.commands_frontier",
+    "fits": "planner.commands_frontier",
+    "sensitivity": "planner.commands_sensitivity",
+    "validate": "planner.commands_validate",
+    "fleet": "planner.commands_fleet",
+    "verify": "executor.commands",
+    "calibrate": "executor.commands",
+}
 _PACKAGES = ("mesh", "strategies", "planner", "executor")
 BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 """Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""
@@ -135,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except (BrokenPipeError, SystemExit):  # typer exits, with 1, where the reader of stdout has gone
+    except BrokenPipeError:  # the reader of stdout has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit complains
         return BROKEN_PIPE
     except Exception as error:
@@ -143,28 +159,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from typer.main import get_command
+    import click
 
-    from executor.commands import app
     from mesh.errors import InputError
+    from planner.commandline import Commands, wrong_usage
 
+    commands = Commands(_COMMANDS)
     try:
-        code = get_command(app).main(arguments, prog_name="meshwright", standalone_mode=False) or 0
+        with commands.make_context("meshwright", arguments) as context:
+            code = commands.invoke(context) or 0
     except InputError as error:
         return _complain(str(error), BAD_INPUT)
-    except Exception as error:
-        if not hasattr(error, "format_message"):
-            raise
-        return _complain(_usage(error), BAD_INPUT)
-    if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+    except click.ClickException as error:
+        return _complain(wrong_usage(error), BAD_INPUT)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    if code == INTERRUPTED:  # and its best so far is printed
         raise KeyboardInterrupt
     return int(code)
-
-
-def _usage(error: Any) -> str:
-    """What typer says about wrong usage, and where to look."""
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "meshwright"
-    return f"{error.format_message().rstrip('.')}; see '{command} --help'"
 
 
 def _bug(error: Exception) -> int:

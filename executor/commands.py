@@ -1,98 +1,108 @@
-"""The command that proves: `verify` joins the planner's. jax loads only when it runs."""
+"""The commands that prove: `verify` and `calibrate`; and `schema`, of all files. jax loads only when they run."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from planner.commands import SCHEMAS
-from planner.commands_fleet import app
-from planner.options import FORMATS, PROGRESS, ChipFile, Format, Output, Pick, Programs, number, one_of, whole, words
+from planner.commandline import Argument, choice, command, flag, option
+from planner.options import number, whole, words
 from planner.output import progress_line, show, write
+from planner.shared_options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
 
 if TYPE_CHECKING:
     from executor.verdict import Report
 
-__all__ = ["app"]
+
+@command(
+    Argument("name", "[plan|fits|sensitivity|report|validation]", "Of which file.", required=False, default="plan"),
+    format_of(default="json"),
+)
+def schema(*, name: str, style: str) -> None:
+    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
+    from planner import report_schema
+
+    found = report_schema.schema_of(name, SCHEMAS)
+    show(found, lambda: report_schema.fields(found), style)
 
 
-def _report_type() -> type:
-    from executor.verdict import Report
+SCHEMAS = {
+    "plan": "planner.planfile:PlanFile",
+    "fits": "planner.fits:Fits",
+    "sensitivity": "planner.sensitivity_types:SensitivityFile",
+    "validation": "planner.scores:Validation",
+    "report": "executor.verdict:Report",
+}
+"""The type of each file that has a schema, loaded when asked for."""
 
-    return Report
 
-
-SCHEMAS["report"] = _report_type
-REPORT_FORMATS = ("table", "json", "junit", "markdown")
-
-Levels = Annotated[
-    list[str] | None,
-    typer.Option("--level", metavar="LEVEL[,...]", help="Default: numerics,collectives,tpu-compiler; also: timing."),
-]
-Mode = Annotated[
-    str,
-    typer.Option(
-        "--mode",
-        metavar="manual|automatic|unconstrained|both",
-        help="shard_map; jit with the plan's specs and constraints; with its specs alone; the first two.",
+@command(
+    PLAN_FILE,
+    PICK,
+    option(
+        "--level levels",
+        "LEVEL[,...]",
+        "Default: numerics,collectives,tpu-compiler; also: timing.",
+        many=True,
+        read=words,
     ),
-]
-Within = Annotated[
-    str | None, typer.Option("--timing-within", metavar="FACTOR", help="Of the priced step: judges level timing.")
-]
-Progress = Annotated[str, typer.Option(metavar="auto|never", help="Progress on stderr, if that is a terminal.")]
-ReportFormat = Annotated[str, typer.Option("--format", metavar="table|json|junit|markdown", help="How to print.")]
-Coordinator = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Several processes: where process 0 listens (or JAX_COORDINATOR_ADDRESS)."),
-]
-Processes = Annotated[str | None, typer.Option(metavar="N", help="How many there are (or JAX_NUM_PROCESSES).")]
-ProcessId = Annotated[str | None, typer.Option(metavar="I", help="Which this one is, from 0 (or JAX_PROCESS_ID).")]
-Distributed = Annotated[bool, typer.Option("--distributed", help="Ask the cluster for these: a TPU pod, Slurm, ...")]
-Timeout = Annotated[str, typer.Option(metavar="SECONDS", help="How long to wait for the other processes.")]
-
-
-@app.command()
+    option(
+        "--mode",
+        "manual|automatic|unconstrained|both",
+        "shard_map; jit with the plan's specs and constraints; with its specs alone; the first two.",
+        default="manual",
+    ),
+    *FILES,
+    option("--timing-within", "FACTOR", "Of the priced step: judges level timing.", read=number),
+    PROGRESS,
+    OUTPUT,
+    choice("--format style", ("table", "json", "junit", "markdown"), "How to print.", default="table"),
+    option(
+        "--coordinator",
+        "HOST:PORT",
+        "Several processes: where process 0 listens (or JAX_COORDINATOR_ADDRESS).",
+    ),
+    option("--processes", "N", "How many there are (or JAX_NUM_PROCESSES)."),
+    option("--process-id", "I", "Which this one is, from 0 (or JAX_PROCESS_ID)."),
+    flag("--distributed", "Ask the cluster for these: a TPU pod, Slurm, ..."),
+    option("--timeout", "SECONDS", "How long to wait for the other processes.", default="60"),
+)
 def verify(
-    file: Annotated[str, typer.Argument(metavar="PLAN.JSON", help="A file that `meshwright plan -o` wrote.")],
-    pick: Pick = "1",
-    level: Levels = None,
-    mode: Mode = "manual",
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    timing_within: Within = None,
-    progress: Progress = "auto",
-    output: Output = None,
-    style: ReportFormat = "table",
-    coordinator: Coordinator = None,
-    processes: Processes = None,
-    process_id: ProcessId = None,
-    distributed: Distributed = False,
-    timeout: Timeout = "60",
+    *,
+    file: str,
+    pick: int,
+    levels: tuple[str, ...],
+    mode: str,
+    programs: tuple[str, ...],
+    chip_file: str | None,
+    timing_within: float | None,
+    progress: str,
+    output: str | None,
+    style: str,
+    coordinator: str | None,
+    processes: str | None,
+    process_id: str | None,
+    distributed: bool,
+    timeout: str,
 ) -> int:
     """Run and compile a plan, and say whether it does what was promised. Exit 0: it holds; 1: it does not."""
     from executor.hosts import hosts_of, joined
     from executor.verify import verify as run
     from strategies.layoutfile import read_layout
 
-    one_of("--format", style, REPORT_FORMATS)
-    one_of("--progress", progress, PROGRESS)
-    levels = words("--level", level) if level else None
-    programs = tuple(p for name in program or () for p in read_layout(Path(name)))
+    given = tuple(program for name in programs for program in read_layout(Path(name)))
     found = {"--coordinator": coordinator, "--processes": processes, "--process-id": process_id}
     with joined(hosts_of(found, distributed=distributed, timeout=timeout)) as together:
         with progress_line(progress if together.process_id == 0 else "never") as say:
             report = run(
                 Path(file),
-                pick=whole("--pick", pick),
-                levels=levels,
+                pick=pick,
+                levels=levels or None,
                 mode=mode,
-                programs=programs,
+                programs=given,
                 chip_file=None if chip_file is None else Path(chip_file),
-                timing_within=None if timing_within is None else number("--timing-within", timing_within),
+                timing_within=timing_within,
                 together=together,
                 progress=say,
             )
@@ -120,28 +130,26 @@ def _encoded(report: Report, style: str) -> bytes:
     return junit(report) if style == "junit" else render(blocks(report), style).encode("utf-8", "backslashreplace")
 
 
-@app.command()
-def calibrate(
-    devices: Annotated[str, typer.Option(metavar="cpu|gpu|tpu", help="Which of this machine's.")] = "cpu",
-    count: Annotated[str | None, typer.Option(metavar="N", help="How many; default: all, of a CPU 8.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Rough, and several times quicker.")] = False,
-    progress: Progress = "auto",
-    output: Annotated[str | None, typer.Option("-o", "--output", metavar="CHIP.TOML", help="The chip file.")] = None,
-    style: Format = "table",
-) -> None:
+@command(
+    option("--devices", "cpu|gpu|tpu", "Which of this machine's.", default="cpu"),
+    option("--count", "N", "How many; default: all, of a CPU 8.", read=whole),
+    flag("--quick", "Rough, and several times quicker."),
+    PROGRESS,
+    option("-o --output", "CHIP.TOML", "The chip file."),
+    format_of(),
+)
+def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, output: str | None, style: str) -> None:
     """Measure the devices of this machine, and write them as a chip file, which --chip-file takes."""
     from executor.calibrate import blocks, chip_file
     from executor.calibrate import calibrate as run
     from executor.devices import Unavailable
     from planner.files import check_writable, write_whole
 
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
     if output is not None:
         check_writable(Path(output))
     try:
         with progress_line(progress) as say:
-            found = run(devices, count=None if count is None else whole("--count", count), quick=quick, progress=say)
+            found = run(devices, count=count, quick=quick, progress=say)
     except Unavailable as reason:
         raise InputError(f"--devices {devices}: {reason}") from None
     if output is not None:

@@ -1,65 +1,34 @@
-"""The `meshwright` command: what each subcommand takes and prints. Heavy modules load inside the functions."""
+"""The commands that show what there is, and that price without a search. Heavy modules load inside the functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
-
-from planner.options import (
-    Activations,
-    Batches,
-    Cache,
-    ChipFile,
-    Compute,
-    Constants,
-    Context,
-    Format,
-    ModelName,
-    Output,
-    Phase,
-    Pick,
-    Programs,
-    Slices,
-    Weights,
-    one_slice,
-    whole,
-    wholes,
-)
-from planner.output import show, show_plans, write
-
-app = typer.Typer(
-    help="Choose how a Transformer is sharded for inference on a TPU mesh, and say why.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+from planner.commandline import Argument, command, option
+from planner.options import whole
+from planner.output import show, show_plans
+from planner.shared_options import (
+    BATCHES,
+    CACHE,
+    CHIP_FILE,
+    CONSTANTS,
+    CONTEXT,
+    DTYPES,
+    FILES,
+    MODEL,
+    OUTPUT,
+    PHASE,
+    PICK,
+    PLAN_FILE,
+    SLICE,
+    WEIGHTS,
+    format_of,
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from planner.version import VERSION
-
-        write(f"meshwright {VERSION}\n".encode())
-        raise typer.Exit
-
-
-Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")]
-
-
-@app.callback()
-def options(version: Version = False) -> None:
-    """Choose how a Transformer is sharded for inference on a TPU mesh, and say why."""
-
-
-@app.command()
-def models(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE|FOLDER]", help="Show this one in full.")] = None,
-    style: Format = "table",
-) -> None:
+@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
+def models(*, name: str | None, style: str) -> None:
     """List the built-in models, or show one in full."""
     from planner import report_models
     from strategies.configs import builtin_names, load_model
@@ -72,11 +41,8 @@ def models(
         show(model, lambda: report_models.model(model), style)
 
 
-@app.command()
-def chips(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")] = None,
-    style: Format = "table",
-) -> None:
+@command(Argument("name", "[NAME]", "Show this one in full.", required=False), format_of())
+def chips(*, name: str | None, style: str) -> None:
     """List the chips, or show one in full with its sources and its slices."""
     from mesh.chips import chip_names, load_chip
     from planner import report_chips
@@ -89,111 +55,53 @@ def chips(
         show(chip, lambda: report_chips.chip(chip), style)
 
 
-def _plan_type() -> type:
-    from planner.planfile import PlanFile
-
-    return PlanFile
-
-
-SCHEMAS: dict[str, Callable[[], type]] = {"plan": _plan_type}
-"""The type of each file that has a schema, loaded when asked for; the other commands add theirs."""
-
-
-@app.command()
-def schema(
-    name: Annotated[
-        str, typer.Argument(metavar="[plan|fits|sensitivity|report|validation]", help="Of which file.")
-    ] = "plan",
-    style: Format = "json",
-) -> None:
-    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
-    from planner import report_schema
-
-    found = report_schema.schema_of(name, SCHEMAS)
-    show(found, lambda: report_schema.fields(found), style)
-
-
-@app.command()
-def roofline(
-    model: ModelName,
-    slices: Slices,
-    batches: Batches = None,
-    context: Context = "8192",
-    weights: Weights = "bf16",
-    kv: Cache = "bf16",
-    compute: Annotated[str, typer.Option(metavar="DTYPE", help="Dtype of the matmuls.")] = "bf16",
-    kv_heads: Annotated[str | None, typer.Option(metavar="K", help="KV heads in the cache; the weights stay.")] = None,
-    chip_file: ChipFile = None,
-    style: Format = "table",
-) -> None:
+@command(
+    MODEL,
+    SLICE,
+    BATCHES,
+    CONTEXT,
+    WEIGHTS,
+    CACHE,
+    option("--compute", "DTYPE", "Dtype of the matmuls.", default="bf16"),
+    option("--kv-heads", "K", "KV heads in the cache; the weights stay.", read=whole),
+    CHIP_FILE,
+    format_of(),
+)
+def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
     from planner import api, report_roofline
 
-    table = api.roofline(
-        model,
-        one_slice(slices),
-        batches=wholes("--batch", batches) if batches else api.BATCHES["decode"],
-        context=whole("--context", context),
-        weights=weights,
-        kv=kv,
-        compute=compute,
-        kv_heads=None if kv_heads is None else whole("--kv-heads", kv_heads),
-        chip_file=chip_file,
-    )
+    table = api.roofline(model, slice_, batches=batches or api.BATCHES["decode"], **given)
     show(table, lambda: report_roofline.report(table), style)
 
 
-@app.command()
-def price(
-    model: ModelName,
-    slices: Slices,
-    layout: Annotated[str, typer.Option(metavar="FILE", help="A layout file, or a plan file (see --pick).")],
-    pick: Pick = "1",
-    phase: Phase = "decode",
-    batches: Batches = None,
-    context: Context = "8192",
-    weights: Weights = "bf16",
-    kv: Cache = "bf16",
-    activations: Activations = "bf16",
-    compute: Compute = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    constants: Constants = "chip",
-    output: Output = None,
-    style: Format = "table",
-) -> int:
+@command(
+    MODEL,
+    SLICE,
+    option("--layout", "FILE", "A layout file, or a plan file (see --pick).", required=True),
+    PICK,
+    PHASE,
+    BATCHES,
+    CONTEXT,
+    *DTYPES,
+    *FILES,
+    CONSTANTS,
+    OUTPUT,
+    format_of(),
+)
+def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
     """Price one given layout, without a search."""
     from planner import api
 
-    found = api.price(
-        model,
-        one_slice(slices),
-        layout,
-        pick=whole("--pick", pick),
-        phase=phase,
-        batches=wholes("--batch", batches) if batches else None,
-        context=whole("--context", context),
-        weights=weights,
-        kv=kv,
-        activations=activations,
-        compute=compute,
-        programs=program or (),
-        chip_file=chip_file,
-        constants=constants,
-    )
-    return show_plans(found, style, output)
+    return show_plans(api.price(model, slice_, layout, **given), style, output)
 
 
-@app.command()
-def explain(
-    file: Annotated[str, typer.Argument(metavar="PLAN.JSON", help="A file that `meshwright plan -o` wrote.")],
-    pick: Pick = "1",
-    style: Format = "table",
-) -> None:
+@command(PLAN_FILE, PICK, format_of())
+def explain(*, file: str, pick: int, style: str) -> None:
     """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory."""
     from planner.explain import explanation
     from planner.planfile import pick_plan, read_plan
 
     path = Path(file)
-    chosen = pick_plan(read_plan(path), path, whole("--pick", pick))
+    chosen = pick_plan(read_plan(path), path, pick)
     show(chosen, lambda: explanation(chosen), style)

@@ -1,144 +1,86 @@
-"""The commands `pareto` and `fits`: they join the planner's others."""
+"""The commands `pareto` and `fits`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from planner.commands import SCHEMAS
-from planner.commands_plan import app
-from planner.options import (
-    FORMATS,
-    PROGRESS,
-    Activations,
-    AnySlices,
-    Cache,
-    ChipCounts,
-    ChipFile,
-    Chips,
-    Compute,
-    Constants,
-    Context,
-    Cuts,
-    Format,
-    MaxChips,
-    MaxStep,
-    MaxTtft,
-    MinTokens,
-    ModelName,
-    Output,
-    PricesText,
-    Programs,
-    Weights,
-    WholeAxes,
-    Workers,
-    cuts_of,
-    fixed_roles,
-    one_of,
-    targets_of,
-    whole,
-    wholes,
-    words,
-)
+from planner.asked import Asked, searching
+from planner.commandline import option
+from planner.options import whole
 from planner.output import INTERRUPTED, progress_line, say_nothing, show, show_nothing, write
+from planner.shared_options import (
+    CONSTANTS,
+    CONTEXT,
+    CUTS,
+    DTYPES,
+    FILES,
+    FIX,
+    GOALS,
+    MODEL,
+    OUTPUT,
+    PROGRESS,
+    SLICES,
+    STEP,
+    WORKERS,
+    counts_or_auto,
+    format_of,
+)
 
 if TYPE_CHECKING:
     from planner.planfile import PlanFile
 
-__all__ = ["app"]
-
-FRONTIER_FORMATS = (*FORMATS, "csv")
 SUFFIXES = ("json", "csv", "svg", "png", "html")
-
-Fix = Annotated[
-    list[str] | None,
-    typer.Option("--fix", metavar="COMPONENT=AXIS:ROLE,...", help="Roles that torus axes must have."),
-]
-Progress = Annotated[str, typer.Option(metavar="auto|never", help="Progress on stderr, if that is a terminal.")]
+BATCHES = "Default auto: 1, 2, 4, ... and the largest that fits."
 
 
-def _fits_type() -> type:
-    from planner.fits import Fits
-
-    return Fits
-
-
-SCHEMAS["fits"] = _fits_type
-
-
-@app.command()
+@searching(
+    MODEL,
+    *SLICES,
+    STEP,
+    option("--batch batches", "N[,N...]|auto", BATCHES, many=True, read=counts_or_auto),
+    CONTEXT,
+    *DTYPES,
+    FIX,
+    *FILES,
+    CONSTANTS,
+    *GOALS,
+    *CUTS,
+    WORKERS,
+    PROGRESS,
+    option("-o --output", "FILE", "Also write it: .json, .csv, or a plot: .svg, .png, .html."),
+    format_of("csv"),
+)
 def pareto(
-    model: ModelName,
-    slices: AnySlices = None,
-    chips: Chips = None,
-    chip_counts: ChipCounts = None,
-    phase: Annotated[str, typer.Option(metavar="decode|prefill", help="What a step is.")] = "decode",
-    batches: Annotated[
-        list[str] | None,
-        typer.Option("--batch", metavar="N[,N...]|auto", help="Default auto: 1, 2, 4, ... and the largest that fits."),
-    ] = None,
-    context: Context = "8192",
-    weights: Weights = "bf16",
-    kv: Cache = "bf16",
-    activations: Activations = "bf16",
-    compute: Compute = None,
-    fix: Fix = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    constants: Constants = "chip",
-    max_step: MaxStep = None,
-    max_ttft: MaxTtft = None,
-    min_tokens: MinTokens = None,
-    max_chips: MaxChips = None,
-    price: PricesText = None,
-    cuts: Cuts = "two",
-    whole_axes: WholeAxes = False,
-    workers: Workers = None,
-    progress: Progress = "auto",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "-o", "--output", metavar="FILE", help="Also write it: .json, .csv, or a plot: .svg, .png, .html."
-        ),
-    ] = None,
-    style: Annotated[str, typer.Option("--format", metavar="table|json|markdown|csv", help="How to print.")] = "table",
+    asked: Asked,
+    *,
+    phase: str,
+    batches: tuple[int, ...] | str | None,
+    context: int,
+    fix: Mapping[str, Mapping[str, str]],
+    output: str | None,
+    style: str,
 ) -> int:
     """Find the frontier of latency against throughput per chip, and cost, over slices and batches."""
     from planner.frontier import pareto as run
-    from planner.ranges import chip_range
     from planner.solve import INTERRUPTED as STOPPED
     from planner.solve import NothingFits
-    from planner.targets import parse_prices
 
-    one_of("--format", style, FRONTIER_FORMATS)
-    one_of("--progress", progress, PROGRESS)
     suffix = _suffix(output)
     try:
-        with progress_line(progress) as say:
+        with progress_line(asked.progress) as say:
             found = run(
-                model,
-                words("--slice", slices or ()),
-                chips=words("--chip", chips or ()),
-                chip_counts=None if chip_counts is None else chip_range(chip_counts),
-                phase=one_of("--phase", phase, ("decode", "prefill")),
-                batches="auto" if batches in (None, ["auto"]) else wholes("--batch", batches or ()),
-                context=whole("--context", context),
-                weights=weights,
-                kv=kv,
-                activations=activations,
-                compute=compute,
-                fix=fixed_roles(fix or ()),
-                programs=program or (),
-                targets=targets_of(max_step, max_ttft, min_tokens, max_chips),
-                prices=parse_prices(price or ()),
-                cuts=cuts_of(cuts, whole_axes),
-                workers=None if workers is None else whole("--workers", workers),
-                chip_file=chip_file,
-                constants=constants,
+                asked.model,
+                phase=phase,
+                batches=batches or "auto",
+                context=context,
+                fix=fix,
                 progress=say,
+                **asked.where,
+                **asked.how,
+                **asked.goals,
             )
     except NothingFits as nothing:
         return show_nothing(nothing, "table" if style == "csv" else style)
@@ -186,73 +128,52 @@ def _show_frontier(found: PlanFile, style: str, output: str | None, suffix: str)
         raise failed
 
 
-def check(style: str, progress: str, output: str | None) -> None:
-    """What would stop a command after its work is said before it."""
-    from planner.files import check_writable
-
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
-    if output is not None:
-        check_writable(Path(output))
-
-
-@app.command()
+@searching(
+    MODEL,
+    *SLICES,
+    STEP,
+    option("--batch", "N", "Sequences, for the largest context; default 1.", read=whole),
+    option("--context", "TOKENS", "Tokens in each cache or prompt, for the largest batch; 8192.", read=whole),
+    *DTYPES,
+    FIX,
+    *FILES,
+    *CUTS,
+    WORKERS,
+    PROGRESS,
+    OUTPUT,
+    format_of(),
+)
 def fits(
-    model: ModelName,
-    slices: AnySlices = None,
-    chips: Chips = None,
-    chip_counts: ChipCounts = None,
-    phase: Annotated[str, typer.Option(metavar="decode|prefill", help="What a step is.")] = "decode",
-    batch: Annotated[
-        str | None, typer.Option(metavar="N", help="Sequences, for the largest context; default 1.")
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option(metavar="TOKENS", help="Tokens in each cache or prompt, for the largest batch; 8192.")
-    ] = None,
-    weights: Weights = "bf16",
-    kv: Cache = "bf16",
-    activations: Activations = "bf16",
-    compute: Compute = None,
-    fix: Fix = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    cuts: Cuts = "two",
-    whole_axes: WholeAxes = False,
-    workers: Workers = None,
-    progress: Progress = "auto",
-    output: Output = None,
-    style: Format = "table",
+    asked: Asked,
+    *,
+    phase: str,
+    batch: int | None,
+    context: int | None,
+    fix: Mapping[str, Mapping[str, str]],
+    output: str | None,
+    style: str,
 ) -> int:
     """Find the largest batch and the largest context that fit each slice, and what runs out.
 
     Exit 1: a batch at a context was asked for, and none of the slices takes it.
     """
-    from planner.files import write_whole
+    from planner.files import check_writable, write_whole
     from planner.fits import fits as run
     from planner.planfile import encode
-    from planner.ranges import chip_range
     from planner.report_fits import report, smallest_text
 
-    check(style, progress, output)
-    with progress_line(progress) as say:
+    if output is not None:
+        check_writable(Path(output))
+    with progress_line(asked.progress) as say:
         found = run(
-            model,
-            words("--slice", slices or ()),
-            chips=words("--chip", chips or ()),
-            chip_counts=None if chip_counts is None else chip_range(chip_counts),
-            phase=one_of("--phase", phase, ("decode", "prefill")),
-            batch=1 if batch is None else whole("--batch", batch),
-            context=8192 if context is None else whole("--context", context),
-            weights=weights,
-            kv=kv,
-            activations=activations,
-            compute=compute,
-            fix=fixed_roles(fix or ()),
-            programs=program or (),
-            cuts=cuts_of(cuts, whole_axes),
-            workers=None if workers is None else whole("--workers", workers),
-            chip_file=chip_file,
+            asked.model,
+            phase=phase,
+            batch=1 if batch is None else batch,
+            context=8192 if context is None else context,
+            fix=fix,
             progress=say,
+            **asked.where,
+            **asked.how,
         )
     if output is not None:
         write_whole(Path(output), encode(found))

@@ -1,69 +1,56 @@
-"""The command `sensitivity`: joins the planner's others."""
+"""The command `sensitivity`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from planner.commands import SCHEMAS
-from planner.commands_frontier import Fix, Progress, app, check
-from planner.options import (
-    ChipFile,
-    Cuts,
-    Format,
-    Output,
-    Pick,
-    Programs,
-    WholeAxes,
-    cuts_of,
-    fixed_roles,
-    number,
-    whole,
-)
+from planner.commandline import command, option
+from planner.options import cuts_of, number
 from planner.output import progress_line, show
-
-__all__ = ["app"]
-
-
-def _sensitivity_type() -> type:
-    from planner.sensitivity_types import SensitivityFile
-
-    return SensitivityFile
+from planner.shared_options import CUTS, FILES, FIX, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
 
 
-SCHEMAS["sensitivity"] = _sensitivity_type
-
-
-@app.command()
+@command(
+    PLAN_FILE,
+    PICK,
+    option("--swing", "SHARE", "By how much each number is less and more.", default="0.2", read=number),
+    FIX,
+    *FILES,
+    *CUTS,
+    PROGRESS,
+    OUTPUT,
+    format_of(),
+)
 def sensitivity(
-    file: Annotated[str, typer.Argument(metavar="PLAN.JSON", help="A file that `meshwright plan -o` wrote.")],
-    pick: Pick = "1",
-    swing: Annotated[str, typer.Option(metavar="SHARE", help="By how much each number is less and more.")] = "0.2",
-    fix: Fix = None,
-    program: Programs = None,
-    chip_file: ChipFile = None,
-    cuts: Cuts = "two",
-    whole_axes: WholeAxes = False,
-    progress: Progress = "auto",
-    output: Output = None,
-    style: Format = "table",
+    *,
+    file: str,
+    pick: int,
+    swing: float,
+    fix: Mapping[str, Mapping[str, str]],
+    programs: tuple[str, ...],
+    chip_file: str | None,
+    cuts: str,
+    whole_axes: bool,
+    progress: str,
+    output: str | None,
+    style: str,
 ) -> None:
     """Say what a little less or more of each hardware number does to a plan's choice."""
-    from planner.files import write_whole
+    from planner.files import check_writable, write_whole
     from planner.planfile import encode
     from planner.report_sensitivity import report
     from planner.sensitivity import sensitivity as run
 
-    check(style, progress, output)
+    if output is not None:
+        check_writable(Path(output))
     with progress_line(progress) as say:
         found = run(
             file,
-            pick=whole("--pick", pick),
-            swing=number("--swing", swing),
-            fix=fixed_roles(fix or ()),
-            programs=program or (),
+            pick=pick,
+            swing=swing,
+            fix=fix,
+            programs=programs,
             cuts=cuts_of(cuts, whole_axes),
             chip_file=chip_file,
             progress=say,

@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import dataclass
+from typing import TypedDict
 
 from mesh.errors import InputError
-from planner.options import PROGRESS, one_of, whole, wholes, words
+from planner.asked import Asked
+from planner.commandline import option
+from planner.options import one_of, whole, words
 from planner.output import INTERRUPTED, progress_line, show_nothing, show_plans
+from planner.shared_options import counts
 
-if TYPE_CHECKING:
-    from planner.targets import Prices, Targets
-
-Input = Annotated[str | None, typer.Option("--input", metavar="TOKENS", help="--phase serve: tokens of each prompt.")]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-o", "--output", metavar="FILE|TOKENS",
-        help="Also write the JSON to this file; with --phase serve a number is the tokens of each answer.",
+TOP = 5
+SERVING = (
+    option("--input tokens_in", "TOKENS", "--phase serve: tokens of each prompt.", read=whole),
+    option(
+        "--serving",
+        "batched|interleaved|disaggregated|all",
+        "--phase serve: which ways; default: all.",
+        many=True,
     ),
-]  # fmt: skip
-Serving = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--serving", metavar="batched|interleaved|disaggregated|all", help="--phase serve: which ways; default: all."
+    option(
+        "--prefill-batch prefill_batches",
+        "N[,N...]",
+        "--phase serve: prompts; default 1,2,4,8,16.",
+        many=True,
+        read=counts,
     ),
-]
-PrefillBatches = Annotated[
-    list[str] | None,
-    typer.Option("--prefill-batch", metavar="N[,N...]", help="--phase serve: prompts; default 1,2,4,8,16."),
-]
-NumSlices = Annotated[
-    str, typer.Option(metavar="N", help="Equal slices joined by DCN; each batch is cut over them, data parallel.")
-]
+    option(
+        "--num-slices",
+        "N",
+        "Equal slices joined by DCN; each batch is cut over them, data parallel.",
+        default="1",
+        read=whole,
+    ),
+)
 _TOKENS = "expected --input TOKENS and --output TOKENS, such as --input 2000 --output 300"
 
 
@@ -72,106 +74,95 @@ def modes(serving: Sequence[str] | None) -> tuple[str, ...]:
     return MODES if "all" in named else named
 
 
-def only_serving(phase: str, **options: object) -> None:
+class Best(TypedDict):
+    """What is best, how many of them, and who says so."""
+
+    objective: str
+    top: int
+    solver: str
+    solver_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options of `plan` that no other command has, read."""
+
+    phase: str
+    batches: tuple[int, ...] | str | None
+    context: int | None
+    objective: str
+    fix: tuple[str, ...]
+    top: int | None
+    solver: str
+    solver_seconds: float | None
+    tokens_in: int | None
+    serving: tuple[str, ...]
+    prefill_batches: tuple[int, ...] | None
+    num_slices: int
+    outputs: tuple[str, ...]
+    style: str
+
+    @property
+    def best(self) -> Best:
+        """Keywords of the functions behind the command."""
+        return {
+            "objective": self.objective,
+            "top": TOP if self.top is None else self.top,
+            "solver": self.solver,
+            "solver_seconds": self.solver_seconds,
+        }
+
+
+def only_serving(options: PlanOptions) -> None:
     """Raise `InputError` where an option of `--phase serve` is given for another phase."""
-    for name, value in options.items():
-        if value is not None and phase != "serve":
-            raise InputError(f"--{name.replace('_', '-')} belongs to --phase serve; the phase is {phase}")
+    given = {
+        "--input": options.tokens_in,
+        "--serving": options.serving or None,
+        "--prefill-batch": options.prefill_batches,
+    }
+    for name, value in given.items():
+        if value is not None and options.phase != "serve":
+            raise InputError(f"{name} belongs to --phase serve; the phase is {options.phase}")
 
 
-def _check_other_phases(fix: Sequence[str] | None, num_slices: str, context: str | None) -> None:
+def _check_other_phases(options: PlanOptions) -> None:
     """Raise `InputError` on options that `--phase serve` does not take."""
-    given = [(f"--fix {text}", "plan a phase alone for that") for text in fix or ()]
-    if whole("--num-slices", num_slices) != 1:
-        given.append((f"--num-slices {num_slices}", "it says itself how many slices serve"))
-    if context is not None:
-        given.append((f"--context {context}", "expected --input and --output, whose sum it is"))
-    for option, hint in given:
-        raise InputError(f"{option}: --phase serve does not take it; {hint}")
+    given = [(f"--fix {text}", "plan a phase alone for that") for text in options.fix]
+    if options.num_slices != 1:
+        given.append((f"--num-slices {options.num_slices}", "it says itself how many slices serve"))
+    if options.context is not None:
+        given.append((f"--context {options.context}", "expected --input and --output, whose sum it is"))
+    for name, hint in given:
+        raise InputError(f"{name}: --phase serve does not take it; {hint}")
 
 
-def serve_command(
-    model: str,
-    slices: Sequence[str],
-    *,
-    fix: Sequence[str] | None,
-    solver: str,
-    solver_seconds: float | None,
-    num_slices: str,
-    context: str | None,
-    tokens_in: str | None,
-    outputs: Sequence[str] | None,
-    serving: Sequence[str] | None,
-    batches: Sequence[str] | None,
-    prefill_batches: Sequence[str] | None,
-    weights: str,
-    kv: str,
-    activations: str,
-    compute: str | None,
-    objective: str,
-    top: str,
-    programs: Sequence[str],
-    chip_file: str | None,
-    constants: str,
-    progress: str,
-    style: str,
-    cuts: str,
-    workers: str | None,
-    chips: Sequence[str] = (),
-    chip_counts: tuple[int, int | None] | None = None,
-    targets: Targets | None = None,
-    prices: Prices | None = None,
-) -> int:
+def serve_command(asked: Asked, options: PlanOptions) -> int:
     """Search, print and write ways to serve; returns the exit code."""
     from planner.report_serve import report
-    from planner.serve import PREFILL_BATCHES, serve
+    from planner.serve import DECODE_BATCHES, PREFILL_BATCHES, serve
     from planner.solve import INTERRUPTED as STOPPED
     from planner.solve import NothingFits
 
-    one_of("--progress", progress, PROGRESS)
-    _check_other_phases(fix, num_slices, context)
-    output_tokens, file = tokens_and_file(outputs)
-    if tokens_in is None:
+    _check_other_phases(options)
+    output_tokens, file = tokens_and_file(options.outputs)
+    if options.tokens_in is None:
         raise InputError(f"--phase serve: {_TOKENS}")
     try:
-        with progress_line(progress) as say:
+        with progress_line(asked.progress) as say:
             found = serve(
-                model,
-                slices,
-                input_tokens=whole("--input", tokens_in),
+                asked.model,
+                input_tokens=options.tokens_in,
                 output_tokens=output_tokens,
-                chips=chips,
-                chip_counts=chip_counts,
-                serving=modes(serving),
-                batches=_decode_batches(batches),
-                cuts=cuts,
-                solver=solver,
-                solver_seconds=solver_seconds,
-                workers=None if workers is None else whole("--workers", workers),
-                prefill_batches=wholes("--prefill-batch", prefill_batches) if prefill_batches else PREFILL_BATCHES,
-                weights=weights,
-                kv=kv,
-                activations=activations,
-                compute=compute,
-                objective=objective,
-                targets=targets,
-                prices=prices,
-                programs=programs,
-                top=whole("--top", top),
-                chip_file=chip_file,
-                constants=constants,
+                serving=modes(options.serving),
+                batches=options.batches or DECODE_BATCHES,
+                prefill_batches=options.prefill_batches or PREFILL_BATCHES,
                 progress=say,
+                **options.best,
+                **asked.where,
+                **asked.how,
+                **asked.goals,
             )
     except NothingFits as nothing:
-        return show_nothing(nothing, style)
-    code = show_plans(found, style, file, report)
+        return show_nothing(nothing, options.style)
+    code = show_plans(found, options.style, file, report)
     return INTERRUPTED if found.search.proved_optimal == STOPPED else code
-
-
-def _decode_batches(batches: Sequence[str] | None) -> tuple[int, ...] | str:
-    """What `--batch` says, `auto` as that."""
-    from planner.serve import DECODE_BATCHES
-
-    if not batches:
-        return DECODE_BATCHES
-    return "auto" if list(batches) == ["auto"] else wholes("--batch", batches)

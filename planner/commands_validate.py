@@ -1,51 +1,31 @@
-"""The command `validate`: joins the planner's others."""
+"""The command `validate`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from planner.commands import SCHEMAS
-from planner.commands_sensitivity import app
-from planner.options import PROGRESS, one_of, words
+from planner.commandline import choice, command, option
+from planner.options import words
 from planner.output import progress_line, write
+from planner.shared_options import format_of
 
 if TYPE_CHECKING:
     from planner.scores import Validation
 
-__all__ = ["app"]
-
-FORMATS = ("table", "json", "markdown", "svg")
 TARGETS_MISSED = 1
 
 
-def _validation_type() -> type:
-    from planner.scores import Validation
-
-    return Validation
-
-
-SCHEMAS["validation"] = _validation_type
-
-
-@app.command()
+@command(
+    option("--set sets", "NAME", "A data set; repeat or use commas; default: all.", many=True, read=words),
+    option("--data", "FOLDER", "Data sets of your own (*.toml), instead of ours."),
+    choice("--progress", ("auto", "never"), "Progress on stderr, if a terminal.", default="auto"),
+    option("-o --output", "FILE", "Also write it to this file; svg: only there."),
+    option("--error-bars bars", "FILE", "Also write the error bars that plans carry."),
+    format_of("svg"),
+)
 def validate(
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME", help="A data set; repeat or use commas; default: all.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="FOLDER", help="Data sets of your own (*.toml), instead of ours.")
-    ] = None,
-    progress: Annotated[str, typer.Option(metavar="auto|never", help="Progress on stderr, if a terminal.")] = "auto",
-    output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Also write it to this file; svg: only there.")
-    ] = None,
-    bars: Annotated[
-        str | None, typer.Option("--error-bars", metavar="FILE", help="Also write the error bars that plans carry.")
-    ] = None,
-    style: Annotated[str, typer.Option("--format", metavar="table|json|markdown|svg", help="How to print.")] = "table",
+    *, sets: tuple[str, ...], data: str | None, progress: str, output: str | None, bars: str | None, style: str
 ) -> int:
     """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
     from planner.error_bars import error_bars
@@ -54,11 +34,9 @@ def validate(
     from planner.planfile import encode
     from planner.validate import validate as run
 
-    one_of("--format", style, FORMATS)
-    one_of("--progress", progress, PROGRESS)
     folder = Path(data) if data else MEASURED
     with progress_line(progress) as say:
-        found = run(words("--set", sets) if sets else None, folder, say)
+        found = run(sets or None, folder, say)
     text = _encoded(found, style)
     if bars is not None:
         write_whole(Path(bars), encode(error_bars(found, folder)))

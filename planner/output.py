@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from planner.options import FORMATS, one_of
 
 if TYPE_CHECKING:
     from planner.planfile import PlanFile
@@ -25,7 +24,7 @@ def show(value: object, blocks: Blocks, style: str) -> None:
     """Print the value as JSON, or the blocks that say it to people."""
     from planner.report_text import render
 
-    if one_of("--format", style, FORMATS) == "json":
+    if style == "json":
         from planner.planfile import encode
 
         write(encode(value))
@@ -41,7 +40,6 @@ def show_plans(
     from planner.planfile import encode
     from planner.report import fits, report
 
-    one_of("--format", style, FORMATS)
     failed = None
     try:  # the file first: it must not be lost where whoever reads stdout goes away
         if output is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
@@ -11,11 +12,11 @@ from mesh.errors import InputError
 from planner.report_text import Block, Table
 
 
-def schema_of(name: str, files: Mapping[str, Callable[[], type]]) -> dict[str, Any]:
-    """The JSON Schema of the file of that name; `files` gives the type of each."""
+def schema_of(name: str, files: Mapping[str, str]) -> dict[str, Any]:
+    """The JSON Schema of the file of that name; `files` says where the type of each is."""
     if name not in files:
         raise InputError(f"no schema {name!r}; there are: {', '.join(files)}")
-    return msgspec.json.schema(files[name]())
+    return msgspec.json.schema(resolve_name(files[name]))
 
 
 def fields(schema: Mapping[str, Any]) -> Sequence[Block]:

@@ -5,7 +5,6 @@ Facts are data, in `data/models/`: the built-in models, and what is particular t
 
 import difflib
 import functools
-import importlib.resources
 import json
 import tomllib
 from collections import Counter
@@ -246,7 +245,7 @@ def _experts(fields: _Fields, architecture: Architecture, size: str) -> Mlp:
 
 
 def _tables(file: str) -> dict[str, Any]:
-    text = importlib.resources.files("strategies").joinpath("data", "models", file).read_text("utf-8")
+    text = (Path(__file__).parent / "data" / "models" / file).read_text("utf-8")
     return tomllib.loads(text)
 
 

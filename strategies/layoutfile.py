@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 
 from mesh.errors import InputError
@@ -200,6 +199,5 @@ def read_layout(path: Path) -> tuple[Program, ...]:
 @cache
 def builtin_programs() -> tuple[Program, ...]:
     """The programs that come with meshwright, in order of file and line."""
-    folder = resources.files("strategies") / "programs"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".layout")), key=lambda f: f.name)
+    files = sorted((Path(__file__).parent / "programs").glob("*.layout"))
     return tuple(p for f in files for p in parse_layout(f.read_text(encoding="utf-8"), f.name))

@@ -34,8 +34,8 @@ def out(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_import_loads_nothing_heavy() -> None:
-    """`import meshwright` loads no numpy, networkx, ortools, jax, tabulate or typer."""
-    code = f"import meshwright, sys; print(sorted({{*{HEAVY}, 'typer'}} & set(sys.modules)))"
+    """`import meshwright` loads no numpy, networkx, ortools, jax, tabulate or click."""
+    code = f"import meshwright, sys; print(sorted({{*{HEAVY}, 'click'}} & set(sys.modules)))"
     assert run(code).stdout == "[]\n"
 
 
@@ -45,6 +45,12 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = f"import meshwright, sys; meshwright.main({arguments}); print(sorted({{*{HEAVY}}} & set(sys.modules)))"
     done = run(code)
     assert (done.stdout.splitlines()[-1], done.stderr) == ("[]", "")
+
+
+def test_only_the_command_that_is_called_is_imported() -> None:
+    """A command loads the module that it is in, and no other with commands."""
+    code = "import meshwright, sys; meshwright.main(['chips']); print([m for m in sys.modules if '.commands' in m])"
+    assert run(code).stdout.splitlines()[-1] == "['planner.commands']"
 
 
 def test_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:

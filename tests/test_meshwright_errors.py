@@ -42,7 +42,7 @@ USAGE = {
 
 @pytest.mark.parametrize("arguments", USAGE)
 def test_wrong_usage(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wrong usage says what is wrong and where to look, whatever typer adds in between."""
+    """Wrong usage says what is wrong and where to look, whatever click adds in between."""
     said = error(capsys, *arguments.split())
     assert said.startswith(USAGE[arguments])
     assert said.endswith("--help'")
