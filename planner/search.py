@@ -27,9 +27,10 @@ from strategies.tables import price_body
 
 def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
     """(batch, padded batch): each batch, and its multiples of what the devices divide into, at most 25% above."""
+    divisors = [ways for ways in range(1, devices + 1) if devices % ways == 0]
     found = []
     for batch in batches:
-        padded = {-(-batch // ways) * ways for ways in range(1, devices + 1) if devices % ways == 0}
+        padded = {-(-batch // ways) * ways for ways in divisors}
         found += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
     return found
 

@@ -65,7 +65,7 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
             others = [(c, price_candidate(c, request)) for c in bests]
             note = _note(request, *others[0])
             runners, again = runners_up()
-        ranked = [(c, price_candidate(c, request)) for c in runners] + others[1:]
+        ranked = [*runners, *others[1:]]
         ranked.sort(key=lambda pair: _rank(pair[0], request))
     return PlanFile(
         schema=SCHEMA,
@@ -125,13 +125,14 @@ def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def _runners_up(asked: tuple[Request, Candidate]) -> tuple[list[Candidate], Found]:
+def _runners_up(asked: tuple[Request, Candidate]) -> tuple[list[tuple[Candidate, Plan]], Found]:
     """The best layouts of a candidate's slice and batch, as many as are asked for, and their search."""
     request, best = asked
     work = msgspec.structs.replace(request.work, batches=(best.choice.batch,))
     problem = replace(best.problem, work=work)
     found = search(problem, request.top)
-    return [Candidate(best.slice_, problem, c) for c in found.choices[best.choice.batch]], found
+    ranked = [Candidate(best.slice_, problem, c) for c in found.choices[best.choice.batch]]
+    return [(c, price_candidate(c, request)) for c in ranked], found
 
 
 def _note(request: Request, best: Candidate, plan: Plan) -> str | None:

@@ -21,6 +21,8 @@ from strategies.rates import Flags, Ints
 Kinds = NDArray[np.signedinteger[Any]]
 """Small: at most 127 kinds."""
 Unions = frozenset[Axes]
+_SPARSE, _SPARSE_ROWS = 1 << 12, 1 << 5
+"""Codes are numbered anew before they pass the first, and where they are to be joined with others, the second."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +132,24 @@ class Plays:
     def classes(self, unions: Unions) -> tuple[Ints, Ints]:
         """The first row of each class [classes], and the class of each row [rows]."""
         if unions not in self._classes:
-            codes = []
-            for number, half in enumerate(self.halves):
-                code = np.zeros(len(half.patterns), dtype=np.int64)
-                for axes in sorted(unions):
-                    bits = self._union(axes)[number] >> half.start
-                    code = numbered((code << (half.stop - half.start)) + bits)[1]
-                codes.append(code)
+            codes = [self._codes(number, unions) for number in range(2)]
             row = (codes[0] * (int(codes[1].max(initial=0)) + 1))[self.halves[0].index]
             row += codes[1][self.halves[1].index]
             self._classes[unions] = numbered(row)
         return self._classes[unions]
+
+    def _codes(self, number: int, unions: Unions) -> Ints:
+        """[patterns] of a half: numbers that are equal where all unions see the same; small, but with gaps."""
+        half, most = self.halves[number], 1
+        code = np.zeros(len(half.patterns), dtype=np.int64)
+        for axes in sorted(unions):
+            bits = half.stop - half.start
+            if most << bits > _SPARSE:
+                code = numbered(code)[1]
+                most = int(code.max(initial=0)) + 1
+            code = (code << bits) + (self._union(axes)[number] >> half.start)
+            most <<= bits
+        return code if most <= _SPARSE_ROWS else numbered(code)[1]
 
     def classes_of(self, unions: Unions, rows: Ints | None) -> tuple[Ints, Ints]:
         """The same for the classes that some of these rows are of (None: all rows)."""
