@@ -7,13 +7,14 @@ is priced at two batches, and what lies between them is interpolated; else it is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 
 from planner.joined import GIVE, READ, Joined, unique_rows
-from planner.residuals import States
+from planner.residuals import CODES, States
 from strategies.assignments import fit_part
 from strategies.components import Component, Part, entry_parts, exit_parts
 from strategies.cost import Speeds, Totals
@@ -25,6 +26,9 @@ from strategies.shared import price_shared
 from strategies.tables import scope_of
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
+TOGETHER = 1 << 15
+"""Up to so many rows of glue are priced at once, and then for all ends that there may be: meshes of equally many axes
+share what tells their rows apart."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ class Glue:
                 found[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
         return found
 
+    def faces(self, which: Ints) -> Glue:
+        """Of these faces only."""
+        return Glue(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
+
     def take(self, residuals: Ints) -> Glue:
         """With these residuals only."""
         programs = (
@@ -115,7 +123,7 @@ def price_glue(
     found: list[list[GlueOf]] = [[] for _ in every]
     evaluations, at, shares = 0, *_priced_at(batches, rates)
     for (_, side), (part, users) in wanted.items():
-        unique, inverse = unique_rows(np.concatenate([ends for _, ends in users]))
+        unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
         step = max(1, ROWS_AT_ONCE // len(unique))
         chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
         priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
@@ -125,6 +133,27 @@ def price_glue(
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
             found[number].append(GlueOf(step_s, wait_s, ok, inverse[start:stop]))
     return [Glue(tuple(programs), shares) for programs in found], evaluations
+
+
+def glue_rows(every: Sequence[Joined], states: States) -> int:
+    """How many ends and residuals meet, over all components."""
+    return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
+
+
+def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
+    """The ends to price glue for, and which of them the wanted ones are: if that is not too many, all that may be."""
+    codes = CODES if side == "entry" else GIVEN
+    possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
+    axes = wanted.shape[1]
+    if len(possible) ** axes * residuals > TOGETHER:
+        return unique_rows(wanted)
+    place = np.searchsorted(possible, wanted)
+    return _all_ends(tuple(possible), axes), place @ (len(possible) ** np.arange(axes - 1, -1, -1))
+
+
+@lru_cache(maxsize=32)
+def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
+    return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(-1, axes)
 
 
 def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.board import Board
-from planner.glued import Glue, price_glue
+from planner.glued import TOGETHER, Glue, glue_rows, price_glue
 from planner.joined import Joined
 from planner.residuals import States
 from strategies.rates import Floats, Ints
@@ -28,25 +28,54 @@ def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
         return None
     if not np.isfinite(worst).any():
         return _of(board, [_rows(j, columns, worst) for j in board.joined], columns, board.state, None)
-    return _one_by_one(board, columns, worst, least_s[columns])
+    close = [
+        _rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s[columns]) for j in board.joined
+    ]
+    if not all(len(j.row_of) for j in close):
+        return None
+    several = one_by_one if glue_rows(close, board.state) > TOGETHER else at_once
+    return several(board, close, columns, worst)
 
 
-def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> Board | None:
-    state = board.state
-    bound = np.repeat(least_s[None], len(state.cuts), axis=0)  # [residuals, columns]
+def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
+    """Glue of all components is priced together: of few rows it costs less than it would save to leave some out."""
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    glues, evaluations = price_glue(close, state, phase, board.rates, fast, board.batches[:, columns])
+    least_s = [g.least(j) * j.component.times for j, g in zip(close, glues, strict=True)]
+    bound = np.asarray(sum(least_s))
+    well = np.isfinite(bound) & (bound <= worst)
+    some = np.flatnonzero(well.any(axis=1))
+    if not len(some):
+        return None
+    left = []
+    for joined, own_s in zip(close, least_s, strict=True):
+        most_s = np.full(bound.shape, -np.inf)
+        most_s[well] = np.broadcast_to(worst, bound.shape)[well] - (bound[well] - own_s[well])
+        left.append(_near_rows(joined, most_s.max(axis=0)))
+    every = np.arange(len(columns))
+    taken = [
+        (j.take(rows, every), g.faces(np.unique(j.face[rows]))) for j, g, rows in zip(close, glues, left, strict=True)
+    ]
+    if 2 * len(some) < len(bound):
+        state, taken = state.take(some), [(j, g.take(some)) for j, g in taken]
+    return _of(board, [j for j, _ in taken], columns, state, ([g for _, g in taken], evaluations))
+
+
+def one_by_one(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
+    """Glue is priced for one component after the other, those of few faces first, for what is left by then."""
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    own_s = [j.least_late_s[columns] * j.component.times for j in board.joined]
+    bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
     found: dict[int, tuple[Joined, Glue]] = {}
     evaluations, every = 0, np.arange(len(columns))
-    close = [_rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s) for j in board.joined]
     for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
-        times, own_s = close[i].component.times, board.joined[i].least_late_s[columns] * close[i].component.times
-        joined = _rows(close[i], every, own_s + worst - bound.min(axis=0))
+        joined = close[i].take(_near_rows(close[i], own_s[i] + worst - bound.min(axis=0)), every)
         if not len(joined.row_of):
             return None
-        phase, fast = board.problem.work.phase, board.problem.fast
         (glue,), priced = price_glue([joined], state, phase, board.rates, fast, board.batches[:, columns])
         evaluations += priced
         found[i] = joined, glue
-        bound = bound + glue.least(joined) * times - own_s
+        bound = bound + glue.least(joined) * joined.component.times - own_s[i]
         some = np.flatnonzero((bound <= worst).any(axis=1))
         if not len(some):
             return None
@@ -58,10 +87,15 @@ def _one_by_one(board: Board, columns: Ints, worst: Floats, least_s: Floats) -> 
 
 
 def _rows(joined: Joined, columns: Ints, most_s: Floats) -> Joined:
-    """The rows that take no longer than this [columns] at some batch, without glue."""
+    """The rows that take no longer than this [columns] at some batch, without glue, in these columns."""
     seconds = joined.late_s[:, columns] * joined.component.times
     fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
     return joined.take(np.flatnonzero(fast.any(axis=1)), columns)
+
+
+def _near_rows(joined: Joined, most_s: Floats) -> Ints:
+    """Which rows take no longer than this [columns] at some batch, without glue."""
+    return np.flatnonzero((joined.late_s * joined.component.times <= most_s).any(axis=1))
 
 
 def _of(
