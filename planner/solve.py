@@ -11,7 +11,7 @@ import msgspec
 
 from mesh.slices import Slice, slices_of
 from planner.candidate import Candidate, Sweep, price_candidate
-from planner.choices import OVER_MEMORY, Found
+from planner.choices import OVER_MEMORY, Found, Problem
 from planner.coupled_proof import proved
 from planner.meeting import check_phase, meeting, why_none
 from planner.notes import cache_note
@@ -61,11 +61,13 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         note = _note(request, *ranked[0])
     else:
         progress(f"ranking the runners-up on {bests[0].slice_.name}")
-        with meanwhile(_runners_up, (request, bests[0]), request.workers) as runners_up:
+        problem = _at_batch(bests[0])
+        with meanwhile(_runners_up, (problem, request.top), request.workers) as runners_up:
             others = [(c, price_candidate(c, request)) for c in bests]
             note = _note(request, *others[0])
-            runners, again = runners_up()
-        ranked = [*runners, *others[1:]]
+            again = runners_up()
+        runners = [Candidate(bests[0].slice_, problem, c) for c in again.choices[bests[0].choice.batch]]
+        ranked = [(c, price_candidate(c, request)) for c in runners] + others[1:]
         ranked.sort(key=lambda pair: _rank(pair[0], request))
     return PlanFile(
         schema=SCHEMA,
@@ -125,14 +127,15 @@ def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def _runners_up(asked: tuple[Request, Candidate]) -> tuple[list[tuple[Candidate, Plan]], Found]:
-    """The best layouts of a candidate's slice and batch, as many as are asked for, and their search."""
-    request, best = asked
-    work = msgspec.structs.replace(request.work, batches=(best.choice.batch,))
-    problem = replace(best.problem, work=work)
-    found = search(problem, request.top)
-    ranked = [Candidate(best.slice_, problem, c) for c in found.choices[best.choice.batch]]
-    return [(c, price_candidate(c, request)) for c in ranked], found
+def _at_batch(best: Candidate) -> Problem:
+    """Its problem, of its batch alone."""
+    work = msgspec.structs.replace(best.problem.work, batches=(best.choice.batch,))
+    return replace(best.problem, work=work)
+
+
+def _runners_up(asked: tuple[Problem, int]) -> Found:
+    """The best layouts of the only batch, as many as are asked for."""
+    return search(*asked)
 
 
 def _note(request: Request, best: Candidate, plan: Plan) -> str | None:

@@ -6,6 +6,7 @@ order of the layers changes neither cost nor memory, so interleaved kinds are gr
 """
 
 import hashlib
+import sys
 from typing import Literal
 
 import msgspec
@@ -173,6 +174,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             value = getattr(self, field)
             if value is not None or field in "DV":
                 _check_size("model", field, value)
+        msgspec.structs.force_setattr(
+            self, "norm", sys.intern(self.norm)
+        )  # defaults are left out if they are the same object
         if not self.groups:
             raise InputError(f"model {self.name!r}: groups is empty: expected at least one layer group")
         if self.params > LARGEST_PARAMS:

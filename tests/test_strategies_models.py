@@ -1,3 +1,5 @@
+import pickle
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -164,6 +166,16 @@ def test_with_kv_heads_must_divide_the_query_heads() -> None:
     assert str(error.value) == (
         "attention: N=64 query heads cannot share cache_heads=7 KV heads: expected a divisor of 64"
     )
+
+
+def test_a_model_from_another_process_is_the_same_to_the_byte() -> None:
+    """Its words are other objects there, and still the defaults."""
+    model = load_model("llama-3.1-8b")
+    sent = pickle.loads(pickle.dumps(model))
+    read = msgspec.json.decode(msgspec.json.encode(model)[:-1] + b',"norm":"rms"}', type=Model)
+    for one in (sent, read):
+        assert msgspec.json.encode(one) == msgspec.json.encode(model)
+        assert one.digest == model.digest
 
 
 def test_digest_ignores_name_source_and_order_but_no_size() -> None:
