@@ -25,74 +25,74 @@ if TYPE_CHECKING:
     from planner.api import plan as plan
     from planner.api import price as price
     from planner.api import roofline as roofline
-    from planner.fits import Fits as Fits
-    from planner.fits import fits as fits
-    from planner.fleet import NoFleet as NoFleet
-    from planner.fleet import fleet as fleet
-    from planner.fleet_types import Fleet as Fleet
-    from planner.fleet_types import Traffic as Traffic
-    from planner.frontier import pareto as pareto
-    from planner.frontier_types import Frontier as Frontier
+    from planner.fits.fits import Fits as Fits
+    from planner.fits.fits import fits as fits
+    from planner.fleet.fleet import NoFleet as NoFleet
+    from planner.fleet.fleet import fleet as fleet
+    from planner.frontier.pareto import pareto as pareto
     from planner.plan import Plan as Plan
     from planner.planfile import PlanFile as PlanFile
     from planner.planfile import read_plan as read_plan
-    from planner.scores import Validation as Validation
-    from planner.sensitivity import sensitivity as sensitivity
-    from planner.sensitivity_types import SensitivityFile as SensitivityFile
-    from planner.serve import serve as serve
-    from planner.serving import Serving as Serving
+    from planner.sensitivity.sensitivity import sensitivity as sensitivity
+    from planner.sensitivity.types import SensitivityFile as SensitivityFile
+    from planner.serve.serve import serve as serve
     from planner.solve import NothingFits as NothingFits
+    from planner.stated.fleet import Fleet as Fleet
+    from planner.stated.fleet import Traffic as Traffic
+    from planner.stated.frontier import Frontier as Frontier
+    from planner.stated.serving import Serving as Serving
     from planner.targets import Targets as Targets
-    from planner.validate import validate as validate
+    from planner.validate.scores import Validation as Validation
+    from planner.validate.validate import validate as validate
     from strategies.configs import load_model as load_model
     from strategies.models import Model as Model
     from strategies.rooftable import RooflineTable as RooflineTable
 
 _HOMES = {
     "Chip": "mesh.chips",
-    "Fits": "planner.fits",
-    "Fleet": "planner.fleet_types",
-    "Frontier": "planner.frontier_types",
+    "Fits": "planner.fits.fits",
+    "Fleet": "planner.stated.fleet",
+    "Frontier": "planner.stated.frontier",
     "InputError": "mesh.errors",
     "Model": "strategies.models",
-    "NoFleet": "planner.fleet",
+    "NoFleet": "planner.fleet.fleet",
     "NothingFits": "planner.solve",
     "Plan": "planner.plan",
     "PlanFile": "planner.planfile",
     "RooflineTable": "strategies.rooftable",
-    "SensitivityFile": "planner.sensitivity_types",
-    "Serving": "planner.serving",
+    "SensitivityFile": "planner.sensitivity.types",
+    "Serving": "planner.stated.serving",
     "Slice": "mesh.slices",
-    "Validation": "planner.scores",
+    "Validation": "planner.validate.scores",
     "Targets": "planner.targets",
-    "Traffic": "planner.fleet_types",
-    "fits": "planner.fits",
-    "fleet": "planner.fleet",
+    "Traffic": "planner.stated.fleet",
+    "fits": "planner.fits.fits",
+    "fleet": "planner.fleet.fleet",
     "load_chip": "mesh.chips",
     "load_model": "strategies.configs",
-    "pareto": "planner.frontier",
+    "pareto": "planner.frontier.pareto",
     "parse_slice": "mesh.slices",
     "plan": "planner.api",
     "price": "planner.api",
     "read_plan": "planner.planfile",
     "roofline": "planner.api",
-    "sensitivity": "planner.sensitivity",
-    "serve": "planner.serve",
-    "validate": "planner.validate",
+    "sensitivity": "planner.sensitivity.sensitivity",
+    "serve": "planner.serve.serve",
+    "validate": "planner.validate.validate",
 }
 _COMMANDS = {
-    "models": "planner.commands",
-    "chips": "planner.commands",
+    "models": "planner.commands.shown",
+    "chips": "planner.commands.shown",
     "schema": "executor.commands",
-    "roofline": "planner.commands",
-    "price": "planner.commands",
-    "explain": "planner.commands",
-    "plan": "planner.commands_plan",
-    "pareto": "planner.commands_frontier",
-    "fits": "planner.commands_frontier",
-    "sensitivity": "planner.commands_sensitivity",
-    "validate": "planner.commands_validate",
-    "fleet": "planner.commands_fleet",
+    "roofline": "planner.commands.shown",
+    "price": "planner.commands.shown",
+    "explain": "planner.commands.shown",
+    "plan": "planner.commands.plan",
+    "pareto": "planner.commands.frontier",
+    "fits": "planner.commands.frontier",
+    "sensitivity": "planner.commands.sensitivity",
+    "validate": "planner.commands.validate",
+    "fleet": "planner.commands.fleet",
     "verify": "executor.commands",
     "calibrate": "executor.commands",
 }
@@ -162,7 +162,7 @@ def _run(arguments: list[str]) -> int:
     import click
 
     from mesh.errors import InputError
-    from planner.commandline import Commands, wrong_usage
+    from planner.commands.commandline import Commands, wrong_usage
 
     commands = Commands(_COMMANDS)
     try:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from planner.commandline import Argument, choice, command, flag, option
+from planner.commands.commandline import Argument, choice, command, flag, option
+from planner.commands.output import progress_line, show, write
+from planner.commands.shared_options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
 from planner.options import number, whole, words
-from planner.output import progress_line, show, write
-from planner.shared_options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
 
 if TYPE_CHECKING:
     from executor.verdict import Report
@@ -29,9 +29,9 @@ def schema(*, name: str, style: str) -> None:
 
 SCHEMAS = {
     "plan": "planner.planfile:PlanFile",
-    "fits": "planner.fits:Fits",
-    "sensitivity": "planner.sensitivity_types:SensitivityFile",
-    "validation": "planner.scores:Validation",
+    "fits": "planner.fits.fits:Fits",
+    "sensitivity": "planner.sensitivity.types:SensitivityFile",
+    "validation": "planner.validate.scores:Validation",
     "report": "executor.verdict:Report",
 }
 """The type of each file that has a schema, loaded when asked for."""

@@ -14,7 +14,7 @@ from mesh.errors import InputError
 from planner.given import layout_of
 from planner.plan import Plan
 from planner.pricing import price_layout
-from planner.serve_replicas import on_slices
+from planner.serve.replicas import on_slices
 from strategies.cost import speeds
 from strategies.notation import Program
 

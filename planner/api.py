@@ -11,7 +11,7 @@ from planner.given import price_given
 from planner.planfile import PlanFile
 from planner.ranges import chosen_slices, named_slice
 from planner.request import Request
-from planner.serve_replicas import batches_per_slice, replicated
+from planner.serve.replicas import batches_per_slice, replicated
 from planner.solve import make_plan
 from planner.targets import Prices, Targets
 from planner.version import VERSION
@@ -60,7 +60,7 @@ def plan(
     `slices` are those named; `chips` adds every legal slice of these with a number of chips in `chip_counts` (ends
     included; None: no end), and then only the best batch of each slice has a plan. `batches` "auto": powers of two and
     the largest that fits each slice. Plans meet all `targets`; `prices` are dollars per chip and hour, by chip name.
-    `cuts`: how torus axes are cut, see `planner.meshes`; `workers`: processes (None: one per core).
+    `cuts`: how torus axes are cut, see `planner.searching.meshes`; `workers`: processes (None: one per core).
     `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
     axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
     chip in `chip_file` are known, too. `constants`: what estimates take programs to reach: "chip" (the chip's own),

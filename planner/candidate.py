@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from mesh.slices import Slice
-from planner.choices import Choice, Found, Problem
-from planner.coupled_proof import Solver
-from planner.largest import largest_batch
+from planner.fits.largest import largest_batch
 from planner.layout import Layout, from_choice
 from planner.plan import Plan
 from planner.pricing import price_layout
 from planner.request import Request, make_problem
+from planner.searching.choices import Choice, Found, Problem
+from planner.stated.proof import Solver
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 
 from mesh.pieces import Piece
-from planner.choices import Choice
-from planner.glued import playing
+from planner.searching.choices import Choice
+from planner.searching.glued import playing
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from planner.choices import Choice, Problem
 from planner.compare import cache_copies
 from planner.layout import Layout, from_choice
 from planner.plan import Plan
 from planner.pricing import estimate_s, price_layout
-from planner.search import search
+from planner.searching.choices import Choice, Problem
+from planner.searching.search import search
 from strategies.components import Component, components
 from strategies.models import Model
 from strategies.notation import LayoutError, Program

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from mesh.errors import InputError
-from planner.coupled_proof import Solver
-from planner.fleet_types import Fleet
-from planner.frontier_types import Frontier
 from planner.plan import Plan, Value
-from planner.serving import Serving
+from planner.stated.fleet import Fleet
+from planner.stated.frontier import Frontier
+from planner.stated.proof import Solver
+from planner.stated.serving import Serving
 
 SCHEMA = "meshwright.plan/1"
 

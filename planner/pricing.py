@@ -12,10 +12,11 @@ from mesh.slices import Slice
 from planner.accuracy import CALIBRATED_FROM, accuracy_of
 from planner.compare import hidden_s as hidden_by
 from planner.layout import Bound, Layout, programs
+from planner.norms import norm_bytes
 from planner.plan import CommPlan, Constant, Cost, LayoutOf, Memory, MeshAxes, MeshPiece, Plan, StepPlan, Throughput
 from planner.priced import Priced, ready
 from planner.tensors import activation_specs, cache_types, padded_dims, specs
-from strategies.components import Component, entry_parts, exit_parts
+from strategies.components import Component
 from strategies.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
 from strategies.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.models import Model
@@ -191,15 +192,6 @@ def _memory(
         total_bytes=weights + kv + activation,
         usable_bytes=slice_.chip.usable_hbm_bytes_per_device,
     )
-
-
-def norm_bytes(components: Sequence[Component], work: Workload, fast: Speeds) -> float:
-    """The norms' vectors between components and residual: counted whole on every device, which some layouts cut."""
-    vectors = 0
-    for component in components:
-        parts = (*entry_parts(component, work.phase), *exit_parts(component, work.phase))
-        vectors += component.times * sum(len(part.program.weights) for part in parts)
-    return vectors * components[0].dims["D"] * fast.widths["weight"]
 
 
 def residual_bytes(layout: Layout, priced: Sequence[Priced], work: Workload, padded: int, fast: Speeds) -> float:

@@ -8,8 +8,8 @@ from math import isfinite
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.choices import Problem
-from planner.meshes import CUTS, TWO
+from planner.searching.choices import Problem
+from planner.searching.meshes import CUTS, TWO
 from planner.targets import Prices, Targets, check_prices
 from strategies.components import IDLE, Component, components
 from strategies.cost import Speeds, check_compute, speeds
@@ -28,8 +28,8 @@ class Request:
     """What `plan` is asked for.
 
     `auto`: batches in powers of two and the largest that fits each slice, instead of the workload's. `per_slice`: of
-    each slice, the plan of its best batch only. `cuts`: see `planner.meshes`. `workers`: processes that search; None:
-    as many as there are cores.
+    each slice, the plan of its best batch only. `cuts`: see `planner.searching.meshes`. `workers`: processes that
+    search; None: as many as there are cores.
     """
 
     model: Model

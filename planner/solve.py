@@ -11,15 +11,15 @@ import msgspec
 
 from mesh.slices import Slice, slices_of
 from planner.candidate import Candidate, Sweep, price_candidate
-from planner.choices import OVER_MEMORY, Found, Problem
-from planner.coupled_proof import proved
 from planner.meeting import check_phase, meeting, why_none
 from planner.notes import cache_note
 from planner.parallel import meanwhile
 from planner.plan import Plan
 from planner.planfile import SCHEMA, Example, PlanFile, Rejected, Search
 from planner.request import EXHAUSTIVE, Progress, Request, make_problem
-from planner.search import search
+from planner.searching.choices import OVER_MEMORY, Found, Problem
+from planner.searching.search import search
+from planner.stated.proof import proved
 from planner.sweep import sweep
 from planner.targets import Targets, dollars_per_million_tokens, price_of
 from strategies.workload import Workload

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mesh.slices import Slice
 from planner.candidate import Candidate, Sweep, problem_of
-from planner.choices import Found, Problem
 from planner.parallel import in_parallel
 from planner.request import CP_SAT, Progress, Request
-from planner.search import search
+from planner.searching.choices import Found, Problem
+from planner.searching.search import search
 
 
 def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
@@ -16,7 +16,7 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
     An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
     """
     if request.solver == CP_SAT:
-        from planner.coupled_sweep import sweep_coupled
+        from planner.coupled.sweep import sweep_coupled
 
         return sweep_coupled(request, progress)
     problems: list[Problem] = []

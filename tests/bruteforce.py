@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from mesh.chips import load_chip
 from mesh.slices import Slice, parse_slice
-from planner.choices import Choice, Pick, Problem, layout_key
 from planner.layout import NAMES, Assigned, Bound, Layout, programs
-from planner.meshes import Mesh, meshes
 from planner.plan import Plan
 from planner.priced import ready
 from planner.pricing import price_layout
-from planner.search import columns
+from planner.searching.choices import Choice, Pick, Problem, layout_key
+from planner.searching.meshes import Mesh, meshes
+from planner.searching.search import columns
 from strategies.assignments import fit_part
 from strategies.components import IDLE, Body, Component, components
 from strategies.cost import price_steps, speeds

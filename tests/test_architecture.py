@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,38 @@ def test_imports_run_one_way(package: str) -> None:
     assert files
     for file in files:
         assert not imported_packages(file) & later, file
+
+
+def planner_modules(file: Path) -> set[str]:
+    """Modules of the planner that a file imports, anywhere in it, as paths without their end."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    paths = {name.replace(".", "/") for name in names if name.startswith("planner.")}
+    return {path for path in paths if (ROOT / f"{path}.py").exists()}
+
+
+def test_folders_of_the_planner_import_one_way() -> None:
+    """Its folders and the modules beside them can be put in an order in which each imports only those before it."""
+
+    def place(path: str) -> str:
+        return "/".join(path.split("/")[:2])
+
+    imports: dict[str, set[str]] = {}
+    for file in sorted((ROOT / "planner").glob("**/*.py")):
+        here = place(file.relative_to(ROOT).with_suffix("").as_posix())
+        imports.setdefault(here, set()).update({place(path) for path in planner_modules(file)} - {here})
+    assert imports["planner/searching"] == {"planner/norms"}
+    TopologicalSorter(imports).prepare()  # raises where there is a circle
+
+
+def test_folders_of_the_planner_load_nothing_of_themselves() -> None:
+    """Their `__init__.py` hold a docstring and nothing else: a module is loaded where it is used."""
+    for file in (ROOT / "planner").glob("**/__init__.py"):
+        assert len(ast.parse(file.read_text(encoding="utf-8")).body) == 1, file
 
 
 @pytest.mark.parametrize("package", ["mesh", "strategies", "planner"])

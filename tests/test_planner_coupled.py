@@ -19,16 +19,17 @@ from ortools.sat.python import cp_model
 import meshwright
 from mesh.errors import InputError
 from meshwright import main
-from planner import coupled, coupled_sweep
-from planner.choices import Choice, Found, Problem, order_key
-from planner.coupled import solve_coupled
-from planner.coupled_model import run, scale_of
-from planner.coupled_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
-from planner.coupled_rows import Block, all_rows, boards
+from planner.coupled import single as coupled
+from planner.coupled import sweep as coupled_sweep
+from planner.coupled.model import run, scale_of
+from planner.coupled.rows import Block, all_rows, boards
+from planner.coupled.single import solve_coupled
 from planner.layout import from_choice
 from planner.planfile import PlanFile
 from planner.pricing import price_layout
-from planner.search import search
+from planner.searching.choices import Choice, Found, Problem, order_key
+from planner.searching.search import search
+from planner.stated.proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
 from strategies.models import Model
 
 TINY = ("v5e:2x2", "v5p:2x2x1", "h100:8")

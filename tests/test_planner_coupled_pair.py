@@ -17,23 +17,23 @@ import pytest
 
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner import coupled_pair
 from planner.candidate import price_candidate
-from planner.choices import Found, Problem
-from planner.coupled_model import run
-from planner.coupled_pair import check_shared, pair_bytes, shared_pair
-from planner.coupled_proof import FEASIBLE, OPTIMAL
-from planner.coupled_rows import boards
-from planner.coupled_sides import Side, orders_of
-from planner.coupled_specs import ordered
+from planner.coupled import pair as coupled_pair
+from planner.coupled.model import run
+from planner.coupled.pair import check_shared, pair_bytes, shared_pair
+from planner.coupled.rows import boards
+from planner.coupled.sides import Side, orders_of
+from planner.coupled.specs import ordered
 from planner.given import layout_of
 from planner.layout import NAMES, Assigned, Layout, programs
-from planner.meshes import Mesh, meshes
 from planner.priced import ready
 from planner.pricing import price_layout
 from planner.request import Request, make_problem
-from planner.residuals import CODES
-from planner.search import columns
+from planner.searching.choices import Found, Problem
+from planner.searching.meshes import Mesh, meshes
+from planner.searching.residuals import CODES
+from planner.searching.search import columns
+from planner.stated.proof import FEASIBLE, OPTIMAL
 from planner.sweep import sweep
 from planner.tensors import specs
 from strategies.components import IDLE, Component, components

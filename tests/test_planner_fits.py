@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 import meshwright
-import planner.fits
+import planner.fits.fits
 from mesh.slices import Slice, parse_slice
 from planner import api
-from planner.fits import (
+from planner.fits.fits import (
     ACTIVATIONS,
     CACHE,
     DIVISION,
@@ -26,7 +26,7 @@ from planner.fits import (
     fits,
     make_fits,
 )
-from planner.report_fits import report, runs_out_text
+from planner.fits.report import report, runs_out_text
 from planner.report_text import render
 from planner.request import Request
 from strategies.configs import load_model
@@ -200,7 +200,7 @@ def test_an_interrupt_leaves_the_slices_that_were_filled(
 ) -> None:
     """Their lines are printed, with a word on the others, and exit code 130; with none, only the code."""
     asked = ("fits", "llama-3.1-8b", "--slice", "v5e:2x2,v5e:2x4", "--batch", "1", "--context", "128")
-    filled = planner.fits.fits_of_slice
+    filled = planner.fits.fits.fits_of_slice
     for most in (1, 0):
         counted = iter(range(100))
 
@@ -209,7 +209,7 @@ def test_an_interrupt_leaves_the_slices_that_were_filled(
                 raise KeyboardInterrupt
             return filled(of)
 
-        monkeypatch.setattr(planner.fits, "fits_of_slice", once)
+        monkeypatch.setattr(planner.fits.fits, "fits_of_slice", once)
         code, out, err = command(capsys, *asked)
         assert (code, err) == (130, "meshwright: interrupted\n")
         assert ("fits on v5e:2x2 (4 chips); interrupted: others were not filled" in out) == (most == 1)

@@ -17,19 +17,19 @@ import meshwright
 from executor.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner import fleet_servers
 from planner.candidate import Candidate, price_candidate
-from planner.choices import Found, Problem
-from planner.fleet import NoFleet, fleet
-from planner.fleet_problem import ROLES
-from planner.fleet_request import FleetRequest, parse_quota, parse_traffic, quota_slices
-from planner.fleet_servers import Asked, Offer, fitting_batches, offer_of, search_asked, transfer_s, ttft_s
-from planner.fleet_types import Fleet, Traffic
+from planner.fleet import servers as fleet_servers
+from planner.fleet.fleet import NoFleet, fleet
+from planner.fleet.problem import ROLES
+from planner.fleet.report import report
+from planner.fleet.request import FleetRequest, parse_quota, parse_traffic, quota_slices
+from planner.fleet.servers import Asked, Offer, fitting_batches, offer_of, search_asked, transfer_s, ttft_s
 from planner.plan import Plan
 from planner.planfile import PlanFile, encode, read_plan
-from planner.report_fleet import report
 from planner.report_text import render
 from planner.request import Request
+from planner.searching.choices import Found, Problem
+from planner.stated.fleet import Fleet, Traffic
 from planner.targets import Targets
 from planner.transfer import DCN_LATENCY_S
 from planner.transfer import transfer_s as even_transfer_s

@@ -13,9 +13,9 @@ from itertools import product
 
 import pytest
 
-from planner.fleet_problem import ROLES, FleetProblem, Server, check_fleet, first_guess, least_cost, whole_numbers
-from planner.fleet_reasons import missing_chips, most_requests_per_s, quota_reason
-from planner.fleet_solver import Run, solve_fleet
+from planner.fleet.problem import ROLES, FleetProblem, Server, check_fleet, first_guess, least_cost, whole_numbers
+from planner.fleet.reasons import missing_chips, most_requests_per_s, quota_reason
+from planner.fleet.solver import Run, solve_fleet
 
 PG = {"prefill_s": 0.91, "decode_s": 0.019, "slots": 32, "output": 512, "printed": 3}
 """The Scaling Book, chapter 8, id ch8.PG: prefill servers per decode server."""

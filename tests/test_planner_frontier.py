@@ -20,15 +20,15 @@ import meshwright
 from executor.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner import frontier as module
-from planner import plot_frontier
-from planner.frontier import make_frontier, pareto, point_of, undominated, values_of
-from planner.frontier_types import Frontier, Point
+from planner.frontier import pareto as module
+from planner.frontier import plot as plot_frontier
+from planner.frontier.pareto import make_frontier, pareto, point_of, undominated, values_of
+from planner.frontier.report import CSV_COLUMNS, as_csv, report
 from planner.planfile import PlanFile, encode, read_plan
-from planner.report_frontier import CSV_COLUMNS, as_csv, report
 from planner.report_text import render
 from planner.request import Request
 from planner.solve import NothingFits
+from planner.stated.frontier import Frontier, Point
 from planner.sweep import sweep
 from planner.targets import Targets
 from strategies.configs import load_model

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from mesh.slices import Slice, parse_slice
-from planner.choices import Found, Problem
-from planner.glued import Glue, price_glue
-from planner.joined import Joined
-from planner.meshes import meshes
 from planner.request import Request, make_problem
-from planner.residuals import states
-from planner.search import price_tables
+from planner.searching.choices import Found, Problem
+from planner.searching.glued import Glue, price_glue
+from planner.searching.joined import Joined
+from planner.searching.meshes import meshes
+from planner.searching.residuals import states
+from planner.searching.search import price_tables
 from strategies.configs import load_model
 from strategies.rates import Floats, Ints, Rates, tabulate_rates
 from strategies.workload import Dtypes, Workload

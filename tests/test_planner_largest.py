@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.slices import parse_slice
-from planner.choices import Choice
-from planner.footprint import Footprints, Key, Need
-from planner.largest import batch_key, context_key, largest, largest_batch, largest_context
+from planner.fits.footprint import Footprints, Key, Need
+from planner.fits.largest import batch_key, context_key, largest, largest_batch, largest_context
 from planner.layout import from_choice
-from planner.meshes import meshes
 from planner.pricing import price_layout
 from planner.request import Request, make_problem
-from planner.search import columns, search
+from planner.searching.choices import Choice
+from planner.searching.meshes import meshes
+from planner.searching.search import columns, search
 from strategies.configs import load_model
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.workload import Dtypes, Workload

@@ -9,11 +9,11 @@ from types import ModuleType
 import pytest
 
 from mesh.pieces import Piece
-from planner.choices import Choice, Problem
 from planner.layout import Assigned, Layout, from_choice, programs, residual_order
 from planner.plan import Plan
 from planner.pricing import price_layout
-from planner.search import search
+from planner.searching.choices import Choice, Problem
+from planner.searching.search import search
 from strategies.models import Model
 from strategies.notation import LayoutError
 

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from mesh.slices import Slice, legal_slices, parse_slice
-from planner.meshes import Mesh, meshes, symmetries
+from planner.searching.meshes import Mesh, meshes, symmetries
 
 SMALL = [s for chip in ("v5e", "v5p", "v6e", "tpu7x", "h100") for s in legal_slices(chip) if s.chips <= 256]
 

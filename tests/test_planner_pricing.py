@@ -12,11 +12,11 @@ import pytest
 from mesh.chips import load_chip
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from planner.choices import Problem
 from planner.layout import Assigned, Layout, from_choice
 from planner.plan import Plan
 from planner.pricing import price_layout
-from planner.search import search
+from planner.searching.choices import Problem
+from planner.searching.search import search
 from strategies.components import Component, components
 from strategies.cost import speeds
 from strategies.crossover import ws1d_comms_s, ws2d_comms_s

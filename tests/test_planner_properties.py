@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.slices import Slice, parse_slice
-from planner.choices import Choice, Problem
 from planner.compare import step_seconds
 from planner.layout import from_choice
 from planner.plan import Plan
 from planner.pricing import price_layout
 from planner.request import Request
-from planner.search import search
+from planner.searching.choices import Choice, Problem
+from planner.searching.search import search
 from planner.solve import make_plan
 from strategies.configs import load_model
 from strategies.cost import speeds

@@ -12,11 +12,11 @@ import pytest
 
 import strategies.assignments
 from mesh.slices import parse_slice
-from planner.choices import Choice, Problem, layout_key
 from planner.layout import from_choice
-from planner.meshes import ALL, meshes
 from planner.pricing import price_layout
-from planner.search import search
+from planner.searching.choices import Choice, Problem, layout_key
+from planner.searching.meshes import ALL, meshes
+from planner.searching.search import search
 from strategies.models import Model
 from strategies.notation import LayoutError
 from strategies.rates import tabulate_rates

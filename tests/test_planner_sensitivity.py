@@ -19,11 +19,11 @@ from planner.compare import step_seconds
 from planner.given import layout_of
 from planner.plan import LayoutOf, MeshAxes
 from planner.planfile import PlanFile, encode
-from planner.report_sensitivity import report, value_text
 from planner.report_text import render
 from planner.roles_text import roles_over
-from planner.sensitivity import QUANTITIES, Subject, sensitivity
-from planner.sensitivity_types import SCHEMA, Outcome, Sensitivity, SensitivityFile
+from planner.sensitivity.report import report, value_text
+from planner.sensitivity.sensitivity import QUANTITIES, Subject, sensitivity
+from planner.sensitivity.types import SCHEMA, Outcome, Sensitivity, SensitivityFile
 
 OPTIONS = {"batches": [32], "context": 8192, "weights": "int8", "kv": "int8"}
 

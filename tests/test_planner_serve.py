@@ -14,12 +14,12 @@ from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.plan import Plan
 from planner.planfile import PlanFile, encode, read_plan
-from planner.serve import make_serving
-from planner.serve_request import ServeRequest, Way
-from planner.serve_reshard import box, weight_names
-from planner.serve_ways import Priced, front, ways_on_one
-from planner.serving import MODES, ServingEntry
+from planner.serve.request import ServeRequest, Way
+from planner.serve.reshard import box, weight_names
+from planner.serve.serve import make_serving
+from planner.serve.ways import Priced, front, ways_on_one
 from planner.solve import NothingFits
+from planner.stated.serving import MODES, ServingEntry
 from planner.sweep import sweep
 from planner.targets import Targets
 from strategies.configs import load_model

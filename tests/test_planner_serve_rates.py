@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from planner.serve_rates import (
+from planner.serve.rates import (
     LEAST_EFFICIENCY,
     Steps,
     batched,

@@ -9,7 +9,7 @@ import meshwright
 from executor.integrity import check_plan_file
 from mesh.errors import InputError
 from planner.planfile import PlanFile
-from planner.serve_replicas import batches_per_slice, dcn_token_bytes_per_s, replicated
+from planner.serve.replicas import batches_per_slice, dcn_token_bytes_per_s, replicated
 
 SMALL = {"weights": "int8", "kv": "int8", "context": 1024, "top": 1}
 

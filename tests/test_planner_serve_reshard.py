@@ -14,7 +14,7 @@ from mesh.slices import Slice, parse_slice
 from planner.candidate import price_candidate
 from planner.plan import Plan
 from planner.request import Request
-from planner.serve_reshard import Box, box_move, differing, insert_move, weight_names, weights_move
+from planner.serve.reshard import Box, box_move, differing, insert_move, weight_names, weights_move
 from planner.sweep import sweep
 from strategies.configs import load_model
 from strategies.workload import Dtypes, Workload

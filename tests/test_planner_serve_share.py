@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-import planner.serve
+import planner.serve.serve
 from executor.integrity import check_plan_file
 from mesh.slices import parse_slice
 from planner.planfile import PlanFile
-from planner.serve import make_serving
-from planner.serve_request import ServeRequest
-from planner.serve_share import by_letters, leaner, letters
-from planner.serve_ways import Priced
-from planner.serving import ServingEntry
+from planner.serve.request import ServeRequest
+from planner.serve.serve import make_serving
+from planner.serve.share import by_letters, leaner, letters
+from planner.serve.ways import Priced
 from planner.solve import NothingFits
+from planner.stated.serving import ServingEntry
 from planner.sweep import sweep
 from planner.targets import Targets
 from strategies.configs import load_model
@@ -114,6 +114,6 @@ def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.
     request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), targets=Targets(max_ttft_s=1e-9))
     with pytest.raises(NothingFits, match="meets --max-ttft-ms"):
         make_serving(request, "test")
-    monkeypatch.setattr(planner.serve, "_proved", lambda *_: True)
+    monkeypatch.setattr(planner.serve.serve, "_proved", lambda *_: True)
     with pytest.raises(KeyboardInterrupt):
         make_serving(request, "test")

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-import planner.frontier
-import planner.search
+import planner.frontier.pareto
+import planner.searching.search
 import planner.solve
 import planner.sweep
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.api import plan
-from planner.choices import Found, Problem
-from planner.largest import largest_batch
+from planner.fits.largest import largest_batch
 from planner.parallel import in_parallel
 from planner.planfile import PlanFile, encode, read_plan
 from planner.ranges import chosen_slices
 from planner.request import Request, make_problem
-from planner.search import search
+from planner.searching.choices import Found, Problem
+from planner.searching.search import search
 from planner.solve import INTERRUPTED, NothingFits
 from planner.sweep import sweep
 from planner.targets import Targets
@@ -124,9 +124,9 @@ def _interrupting(number: int) -> int:
 def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices that were not searched may meet it: no claim that no plan does."""
     monkeypatch.setattr(planner.solve, "sweep", lambda *_: replace(sweep(request()), interrupted=True))
-    monkeypatch.setattr(planner.frontier, "sweep", planner.solve.sweep)
+    monkeypatch.setattr(planner.frontier.pareto, "sweep", planner.solve.sweep)
     hard = request(targets=Targets(max_step_s=1e-4))
-    for make in (planner.solve.make_plan, planner.frontier.make_frontier):
+    for make in (planner.solve.make_plan, planner.frontier.pareto.make_frontier):
         with pytest.raises(KeyboardInterrupt):
             make(hard, "test")
 
@@ -232,7 +232,7 @@ def test_an_interrupt_within_a_slice_leaves_its_best_so_far(monkeypatch: pytest.
     """A search that ends after one mesh has that mesh's best, and says that it was interrupted."""
     problem = make_problem(request(), parse_slice("v5e:4x4"))
     whole = search(problem, 1)
-    one_mesh, counted = planner.search._search_mesh, iter(range(100))
+    one_mesh, counted = planner.searching.search._search_mesh, iter(range(100))
 
     def once(*arguments: object) -> None:
         if next(counted) >= 1:
@@ -240,7 +240,7 @@ def test_an_interrupt_within_a_slice_leaves_its_best_so_far(monkeypatch: pytest.
         one_mesh(*arguments)  # type: ignore[arg-type]
 
     wide = make_problem(request(counts=(32, 32)), parse_slice("v5e:4x8"))
-    monkeypatch.setattr(planner.search, "_search_mesh", once)
+    monkeypatch.setattr(planner.searching.search, "_search_mesh", once)
     found = search(wide, 1)
     assert found.interrupted
     assert not whole.interrupted

@@ -11,11 +11,11 @@ import pytest
 import meshwright
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner.fitting import CONSTANTS, fit, left_out
-from planner.measured import MEASURED, Curves, Steps, read_set, set_names
-from planner.points import default_of, terms_of_steps
-from planner.scores import BOUND, CALIBRATED, CHIP, Judged, SetScore
-from planner.validate import validate
+from planner.validate.fitting import CONSTANTS, fit, left_out
+from planner.validate.measured import MEASURED, Curves, Steps, read_set, set_names
+from planner.validate.points import default_of, terms_of_steps
+from planner.validate.scores import BOUND, CALIBRATED, CHIP, Judged, SetScore
+from planner.validate.validate import validate
 
 LLAMA, PALM, LAYER = "llama3-70b-v5e16", "palm-540b-v4-64", "v5e-layer-appendix-a"
 

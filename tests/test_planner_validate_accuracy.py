@@ -10,10 +10,10 @@ from mesh.chips import load_chip
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.accuracy import TABLE, accuracy_of, slice_at, slice_of_plan, table
-from planner.error_bars import error_bars
 from planner.planfile import read_plan
 from planner.report import accuracy_text
-from planner.validate import validate
+from planner.validate.error_bars import error_bars
+from planner.validate.validate import validate
 
 LLAMA, PALM = "llama3-70b-v5e16", "palm-540b-v4-64"
 SMALL = ["llama-3.1-8b", "--slice", "v5e:2x2", "--weights", "int8", "--kv", "int8", "--context", "1024", "--batch", "8"]

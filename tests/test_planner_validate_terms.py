@@ -7,8 +7,8 @@ from mesh.chips import Reached
 from mesh.slices import parse_slice
 from planner.accuracy import slice_at
 from planner.compare import step_seconds
-from planner.measured import Curves, Steps, read_set
-from planner.points import (
+from planner.validate.measured import Curves, Steps, read_set
+from planner.validate.points import (
     collective_s,
     data_sheet_of_steps,
     default_of,
@@ -16,7 +16,7 @@ from planner.points import (
     terms_of_curve,
     terms_of_steps,
 )
-from planner.terms import terms_of
+from planner.validate.terms import terms_of
 
 OTHERS = [
     Reached(hbm=0.7, matmul=0.6, link=0.5, hop=2.5, launch_s=7e-6),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mesh.slices import parse_slice
-from planner.meshes import meshes
+from planner.searching.meshes import meshes
 from strategies.assignments import enumerate_rows, fit_part, plays_of
 from strategies.components import IDLE, Body, Component, components
 from strategies.configs import load_model

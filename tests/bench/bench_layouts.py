@@ -27,7 +27,7 @@ from mesh.slices import Slice, parse_slice
 from planner.candidate import Candidate, price_candidate
 from planner.plan import Plan
 from planner.request import Request, make_problem
-from planner.search import search
+from planner.searching.search import search
 from strategies.components import IDLE, Component, components
 from strategies.models import Attention, LayerGroup, Mlp, Model
 from strategies.workload import Workload

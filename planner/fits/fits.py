@@ -1,0 +1,244 @@
+"""`fits`: per slice the largest batch at a context and the largest context at a batch, and what runs out.
+
+Largest numbers are exact (`planner.fits.largest`). What devices then hold is of one layout that fits, priced in full:
+of those the search's tables have, one that takes about the least bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from mesh.slices import Slice
+from planner.fits.footprint import Footprints, Key
+from planner.fits.largest import batch_key, context_key, largest_batch, largest_context
+from planner.layout import from_choice
+from planner.parallel import in_parallel
+from planner.plan import LayoutOf, Memory, MeshAxes, Plan, Value
+from planner.pricing import price_layout
+from planner.request import Progress, Request, make_problem
+from planner.requested import request_of
+from planner.searching.choices import Choice, Problem
+from planner.searching.search import columns
+from planner.version import VERSION
+from strategies.models import Model
+from strategies.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
+
+SCHEMA = "meshwright.fits/1"
+WEIGHTS, CACHE, ACTIVATIONS, DIVISION, NOTHING = "weights alone", "KV cache", "activations", "divisibility", "nothing"
+_UNLIMITED_BYTES = 1e18
+
+
+class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest number that fits (None: not even one), and what ends it.
+
+    `runs_out`: HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout runs
+    any number; `nothing` up to the largest number that is known. `next`: the least larger number that some layout
+    runs, padded by at most 25%, which does not fit. `memory` and the layout are those at the largest number; where
+    there is none, those that one sequence (or token) would need.
+    """
+
+    largest: int | None
+    runs_out: str
+    next: int | None
+    memory: Memory | None
+    mesh: MeshAxes | None
+    layouts: tuple[LayoutOf, ...]
+
+
+class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One slice: `batch` at the asked context, `context` at the asked batch; `fits`: whether these two fit together."""
+
+    slice: str
+    chips: int
+    devices: int
+    fits: bool
+    batch: Largest
+    context: Largest
+
+
+class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `fits` finds: slices by chips, and the smallest on which `batch` fits at `context`.
+
+    `interrupted`: before all slices were filled.
+    """
+
+    schema: str
+    tool_version: str
+    model: str
+    phase: str
+    batch: int
+    context: int
+    dtypes: Dtypes
+    smallest: str | None
+    slices: tuple[SliceFits, ...]
+    interrupted: bool = False
+
+
+def fits(
+    model: Model | str | Path,
+    slices: Sequence[Slice | str] | Slice | str = (),
+    *,
+    chips: Sequence[str] | str = (),
+    chip_counts: tuple[int, int | None] | None = None,
+    phase: str = "decode",
+    batch: int = 1,
+    context: int = 8192,
+    weights: str = "bf16",
+    kv: str = "bf16",
+    activations: str = "bf16",
+    compute: str | None = None,
+    fix: Mapping[str, Mapping[str, str]] | None = None,
+    programs: Sequence[str | Path] = (),
+    cuts: str = "two",
+    workers: int | None = None,
+    chip_file: str | Path | None = None,
+    progress: Progress = lambda _: None,
+) -> Fits:
+    """The largest batch at `context` and the largest context at `batch` of each slice, and the smallest for both.
+
+    All else is as in `plan`. Raises `InputError` on bad input.
+    """
+    request = request_of(
+        model,
+        slices,
+        chips=chips,
+        chip_counts=chip_counts,
+        phase=phase,
+        batches=(batch,),
+        context=context,
+        dtypes=(weights, kv, activations, compute),
+        fix=fix,
+        programs=programs,
+        cuts=cuts,
+        workers=workers,
+        chip_file=chip_file,
+    )
+    return make_fits(request, VERSION, progress)
+
+
+def make_fits(request: Request, version: str, progress: Progress = lambda _: None) -> Fits:
+    """The largest batch at the request's context and the largest context at its one batch, on each of its slices.
+
+    An interrupt leaves the slices that were filled; a `KeyboardInterrupt` where there is none.
+    """
+    rows: list[SliceFits] = []
+    try:
+        for row in in_parallel([(request, slice_) for slice_ in request.slices], fits_of_slice, request.workers):
+            progress(f"filled {row.slice}")
+            rows.append(row)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+    fitting = [row for row in rows if row.fits]
+    return Fits(
+        schema=SCHEMA,
+        tool_version=version,
+        model=request.model.name,
+        phase=request.work.phase,
+        batch=request.work.batches[0],
+        context=request.work.context,
+        dtypes=request.work.dtypes,
+        smallest=min(fitting, key=lambda row: (row.chips, row.slice)).slice if fitting else None,
+        slices=tuple(rows),
+        interrupted=len(rows) < len(request.slices),
+    )
+
+
+def fits_of_slice(asked: tuple[Request, Slice]) -> SliceFits:
+    """Both questions on one slice."""
+    request, slice_ = asked
+    batch, context = request.work.batches[0], request.work.context
+    prints = [Footprints(slice_, request.cuts) for _ in range(2)]
+    largest = largest_batch(request, slice_, prints[0])
+    of_batch = _Question(
+        request, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest, prints[0]
+    )
+    longest = largest_context(request, slice_, batch, prints[1])
+    of_context = _Question(
+        request, slice_, lambda v: (batch, v), context_key(request, slice_), LARGEST_CONTEXT, longest, prints[1]
+    )
+    return SliceFits(
+        slice=slice_.name,
+        chips=slice_.chips,
+        devices=slice_.devices,
+        fits=of_batch.plan(batch) is not None,
+        batch=of_batch.answer(),
+        context=of_context.answer(),
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One question on one slice: `sizes` gives batch and context of a number, `key` the cuts that it admits."""
+
+    request: Request
+    slice_: Slice
+    sizes: Callable[[int], tuple[int, int]]
+    key: Callable[[int], Key]
+    most: int
+    largest: int | None
+    footprints: Footprints
+
+    def answer(self) -> Largest:
+        """The largest number with its reason; what the least would need where none fits."""
+        after = self._next()
+        plan = self.plan(self.largest) if self.largest else self.plan(after, free=True) if after else None
+        return Largest(
+            largest=self.largest,
+            runs_out=self._runs_out(plan),
+            next=after,
+            memory=plan.memory if plan else None,
+            mesh=plan.mesh if plan else None,
+            layouts=plan.layouts if plan else (),
+        )
+
+    def _next(self) -> int | None:
+        """The least number above the largest that some layout runs: at once where it admits the cuts of the largest."""
+        start = (self.largest or 0) + 1
+        known = [self.key(self.largest)] if self.largest else []
+        for number in range(start, min(start + self.slice_.devices, self.most + 1)):
+            key = self.key(number)
+            if any(less <= key for less in known) or self._choice(number, free=True):
+                return number
+        return None
+
+    def _runs_out(self, plan: Plan | None) -> str:
+        if self.largest == self.most:
+            return NOTHING
+        if plan is None:
+            return DIVISION
+        if self.largest is None and self._least_bytes(1, 1) > plan.memory.usable_bytes:
+            return WEIGHTS
+        return CACHE if plan.memory.kv_bytes >= plan.memory.activation_bytes else ACTIVATIONS
+
+    def _least_bytes(self, batch: int, context: int) -> float:
+        """A lower bound of what any layout needs; 0 where none divides."""
+        problem, pairs = self._problem(batch, context), columns((batch,), self.slice_.devices)
+        need = self.footprints.need(problem, pairs)
+        return need.least_bytes if need.least_bytes < inf else 0.0
+
+    def plan(self, number: int, free: bool = False) -> Plan | None:
+        """A layout that fits the number, priced in full; `free`: however many bytes it takes."""
+        found = self._choice(number, free)
+        if found is None:
+            return None
+        problem = self._problem(*self.sizes(number))
+        layout, work, model = from_choice(found, problem.components), problem.work, self.request.model
+        plan = price_layout(layout, self.slice_, model, work, found.batch, found.padded_batch, problem.fast)
+        if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes:
+            raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
+        return plan
+
+    def _choice(self, number: int, free: bool = False) -> Choice | None:
+        problem, pairs = self._problem(*self.sizes(number)), columns(self.sizes(number)[:1], self.slice_.devices)
+        asked = replace(problem, usable_bytes=_UNLIMITED_BYTES) if free else problem
+        return self.footprints.need(asked, pairs).choice
+
+    def _problem(self, batch: int, context: int) -> Problem:
+        work = msgspec.structs.replace(self.request.work, batches=(batch,), context=context)
+        return make_problem(replace(self.request, work=work), self.slice_)

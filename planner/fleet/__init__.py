@@ -1,0 +1,1 @@
+"""`fleet`: how many servers of which slice serve a traffic."""

@@ -1,0 +1,263 @@
+"""The servers that a fleet may choose from: the best layout of every slice, role and batch, with rate and seconds.
+
+A prefill server runs whole batches of p prompts, P seconds each, and sends their caches over DCN while it runs the
+next. A decode server of b slots runs steps of D seconds at a full cache, and takes new requests one by one: b/O in
+the mean between two steps, at O output tokens; each stops it for C seconds, gathering the copies that its layout
+holds of the cache (0 where it holds one; `planner.transfer`). So, with f = b/O,
+
+    requests/s of a prefill server      p / P, or fewer where it cannot send so many caches
+    requests/s of a decode server       b / (O (D + f C)), or fewer where it cannot receive so many
+    worst step                          D + ceil(f) C
+    time to first token, at worst       (p - 1) / traffic + P + transfer + worst step + D
+
+The last: until p prompts are there, their prefill, the move of their caches, the step that runs, and the step that
+decodes the first token. Source: the chapter on inference, "Designing an effective inference engine" (disaggregated
+serving). Left out: queues of requests that come unevenly, for which `utilisation` leaves room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+
+from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
+from planner.fits.largest import largest_batch
+from planner.fleet.problem import ROLES, FleetProblem, Server, least_cost
+from planner.fleet.request import FleetRequest
+from planner.fleet.solver import cost_of_some_fleet
+from planner.parallel import in_parallel
+from planner.plan import Plan
+from planner.request import Progress, Request, make_problem
+from planner.searching.choices import Found, Problem
+from planner.serve.rates import Steps, decode_rate, prefill_rate
+from planner.sweep import search_best
+from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
+
+AT_ONCE = 2
+"""Slices that are searched together, in both roles, in as many processes; always as many, on any machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """A plan as a server. `moves`: what moving the caches of so many requests takes this side; `step_s`: at worst."""
+
+    role: str
+    slice_: Slice
+    plan: Plan
+    requests_per_s: float
+    limited_by: str
+    step_s: float
+    moves: Mapping[int, Transfer]
+
+    @property
+    def name(self) -> str:
+        """Slice, role and batch, which no other offer has."""
+        return f"{self.slice_.name} {self.role} batch {self.plan.batch}"
+
+
+@dataclass
+class Offers:
+    """All servers, what the searches found, and the shortest step of each role, with its name, whatever the targets.
+
+    `interrupted`: before all slices were searched. `skipped`: slices that cost too much to be of use. `search_s`: what
+    the searches took.
+    """
+
+    every: list[Offer] = field(default_factory=list)
+    found: dict[str, Found] = field(default_factory=dict)
+    shortest: dict[str, tuple[float, str]] = field(default_factory=dict)
+    interrupted: bool = False
+    skipped: int = 0
+    search_s: float = 0.0
+
+    def of(self, role: str) -> list[Offer]:
+        """The offers of one role."""
+        return [one for one in self.every if one.role == role]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A search of one slice in one role; `auto`: at all batches that fit, instead of the request's."""
+
+    request: Request
+    auto: bool
+
+    @property
+    def slice_(self) -> Slice:
+        """The one slice."""
+        return self.request.slices[0]
+
+    @property
+    def role(self) -> str:
+        """The phase."""
+        return self.request.work.phase
+
+
+def find_offers(request: FleetRequest, progress: Progress) -> Offers:
+    """Search the slices in both roles, cheap ones first; an interrupt keeps what was found until then.
+
+    A slice that alone costs as much as a fleet that was found can be in no better one: it is skipped.
+    """
+    offers = Offers()
+    started = time.perf_counter()
+    order = sorted(request.slices, key=lambda s: (request.cost(s.chip.name, s.chips), s.chips, s.name))
+    try:
+        for first in range(0, len(order), AT_ONCE):
+            some = order[first : first + AT_ONCE]
+            limit = least_found(request, offers, max(request.cost(s.chip.name, s.chips) for s in some))
+            cheap = [s for s in some if limit is None or request.cost(s.chip.name, s.chips) < limit]
+            offers.skipped += len(some) - len(cheap)
+            _search(request, cheap, offers, progress)
+    except KeyboardInterrupt:
+        offers.interrupted = True
+    offers.search_s = time.perf_counter() - started
+    return offers
+
+
+def least_found(request: FleetRequest, offers: Offers, dearest: Fraction) -> Fraction | None:
+    """The cost of a fleet of these offers; None where none was found, or none can cost so little as `dearest`."""
+    if not all(offers.of(role) for role in ROLES):
+        return None
+    problem = problem_of(request, offers)
+    return cost_of_some_fleet(problem) if least_cost(problem) <= dearest else None
+
+
+def _search(request: FleetRequest, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
+    every = [asked(request, slice_, role) for slice_ in slices for role in ROLES]
+    by_place = {(one.slice_.name, one.role): one for one in every}
+    results = in_parallel(every, search_asked, request.workers)
+    for one in every:
+        progress(f"searching {one.slice_.name}, {one.role}")
+        found, problem = next(results)
+        _add(request, by_place[problem.slice_.name, problem.work.phase], found, problem, offers)
+        if found.interrupted:
+            raise KeyboardInterrupt
+
+
+def asked(request: FleetRequest, slice_: Slice, role: str) -> Asked:
+    """The search of a slice in a role."""
+    batches = request.prefill_batches if role == "prefill" else request.decode_batches
+    return Asked(request.of(role, slice_, batches or (1,)), auto=not batches)
+
+
+def search_asked(one: Asked) -> tuple[Found, Problem]:
+    """The best layout of every batch, and the problem that was solved."""
+    problem = make_problem(one.request, one.slice_)
+    if one.auto:
+        batches = fitting_batches(largest_batch(one.request, one.slice_))
+        problem = replace(problem, work=msgspec.structs.replace(problem.work, batches=batches))
+    return search_best(problem), problem
+
+
+def _add(request: FleetRequest, one: Asked, found: Found, problem: Problem, offers: Offers) -> None:
+    """Price what was found, and keep what is within the targets."""
+    offers.found[f"{one.slice_.name} {one.role}"] = found
+    limit_s = request.targets.max_ttft_s if one.role == "prefill" else request.targets.max_step_s
+    bests = [Candidate(one.slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
+    for candidate in front(bests):
+        offer = offer_of(request, one.slice_, price_candidate(candidate, one.request))
+        shortest = (offer.step_s, offer.name)
+        offers.shortest[one.role] = min(offers.shortest.get(one.role, shortest), shortest)
+        if limit_s is None or offer.step_s <= limit_s:
+            offers.every.append(offer)
+
+
+def fitting_batches(largest: int | None) -> tuple[int, ...]:
+    """Powers of two up to the largest batch that fits, and that; one sequence where none fits.
+
+    >>> fitting_batches(43)
+    (1, 2, 4, 8, 16, 32, 43)
+    """
+    most = largest or 1
+    powers = [1 << n for n in range(most.bit_length())]
+    return tuple(dict.fromkeys((*powers, most)))
+
+
+def front(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Of one slice's candidates those that no other one beats in both seconds of a step and sequences per second."""
+    kept: list[Candidate] = []
+    for one in sorted(candidates, key=lambda c: (c.choice.step_s, -c.choice.batch)):
+        if not kept or one.tokens_per_s > kept[-1].tokens_per_s:
+            kept.append(one)
+    return kept
+
+
+def offer_of(request: FleetRequest, slice_: Slice, plan: Plan) -> Offer:
+    """A plan as a server: what it does in the traffic."""
+    side, batch, step_s = side_of(plan, slice_, request.traffic.input), plan.batch, plan.cost.step_s
+    if plan.phase == "prefill":
+        moved = transfer(side, side, batch)
+        steps = Steps(prefill_s=step_s, prefill_batch=batch, decode_s=0.0, decode_batch=1, output=1)
+        rate, alone = prefill_rate(steps, moved), batch / step_s
+        moves, worst_s = {batch: moved}, step_s
+    else:
+        moves = _moves(side, request.prefill_batches)
+        output = request.traffic.output
+        copies_s = moves[1].copies_s
+        steps = Steps(prefill_s=0.0, prefill_batch=1, decode_s=step_s, decode_batch=batch, output=output)
+        rate, alone = decode_rate(steps, moves[1]), batch / (output * step_s + batch * copies_s)
+        worst_s = step_s + ceil(batch / output) * copies_s
+    return Offer(
+        role=plan.phase,
+        slice_=slice_,
+        plan=plan,
+        requests_per_s=rate,
+        limited_by="step" if rate >= alone * (1 - 1e-12) else "network",
+        step_s=worst_s,
+        moves=moves,
+    )
+
+
+def _moves(side: Side, batches: Sequence[int]) -> dict[int, Transfer]:
+    return {requests: transfer(side, side, requests) for requests in sorted({1, *batches})}
+
+
+def transfer_s(prefill: Offer, decode: Offer) -> float:
+    """Seconds to move the caches of one prefill batch: `transfer` between the two sides."""
+    requests = prefill.plan.batch
+    sends, receives = prefill.moves[requests], decode.moves[requests]
+    return DCN_LATENCY_S + max(sends.send_s, receives.receive_s) + receives.copies_s
+
+
+def ttft_s(prefill: Offer, decode: Offer, requests_per_s: float) -> float:
+    """Time to the first token, at worst: see the module."""
+    gather_s = (prefill.plan.batch - 1) / requests_per_s
+    return gather_s + prefill.step_s + transfer_s(prefill, decode) + decode.step_s + decode.plan.cost.step_s
+
+
+def problem_of(request: FleetRequest, offers: Offers) -> FleetProblem:
+    """The choice of numbers: servers in the order of the offers; pairs that break the TTFT target are barred."""
+    servers = [
+        Server(
+            name=one.name,
+            chip=one.slice_.chip.name,
+            chips=one.slice_.chips,
+            role=one.role,
+            requests_per_s=one.requests_per_s,
+            cost=request.cost(one.slice_.chip.name, one.slice_.chips),
+            step_s=one.step_s,
+        )
+        for one in offers.every
+    ]
+    quota = {s.chip: request.quota[s.chip.lower()] for s in servers}
+    return FleetProblem(servers, request.demand_per_s, quota, _barred(request, offers))
+
+
+def _barred(request: FleetRequest, offers: Offers) -> list[tuple[int, int]]:
+    most_s = request.targets.max_ttft_s
+    if most_s is None:
+        return []
+    numbered = list(enumerate(offers.every))
+    return [
+        (i, j)
+        for i, prefill in numbered
+        if prefill.role == "prefill"
+        for j, decode in numbered
+        if decode.role == "decode" and ttft_s(prefill, decode, request.traffic.requests_per_s) > most_s
+    ]

@@ -1,0 +1,245 @@
+"""How many servers of which kind: whole numbers that serve the traffic at least cost, proved by CP-SAT (ortools).
+
+The solver knows integers only. A rate is rounded down and the demand up, to 2^-40 of the demand, so an answer never
+promises too much; a fleet that would serve the demand with less than that to spare is missed. Costs are exact where
+their integers fit. The answer is checked again with fractions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, inf
+from typing import TYPE_CHECKING
+
+from planner.fleet.problem import (
+    ROLES,
+    FleetProblem,
+    Server,
+    Whole,
+    check_fleet,
+    first_guess,
+    least_cost,
+    whole_cost,
+    whole_numbers,
+)
+from planner.stated.fleet import FleetProof
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+_TIE_EFFORT = 10.0
+"""Deterministic seconds of the solver for each way to break ties: a limit that does not depend on the machine."""
+
+_GUESS_EFFORT = 1.0
+"""The same, for a fleet that bounds the others' cost from above."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """How many of each server, in the order of the problem's, and the proof.
+
+    `counts` is None where the demand cannot be served, or where nothing was found before `ended`, a time limit or an
+    interrupt, ended the search.
+    """
+
+    counts: tuple[int, ...] | None
+    proof: FleetProof | None
+    ended: str | None = None
+
+
+def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> Solved:
+    """The cheapest fleet; ties break on chips, then servers, then the sum of their steps.
+
+    `seconds` limits the wall time; the result does not depend on the order of servers or quota. Raises
+    `RuntimeError` where the solver's answer does not hold.
+    """
+    order = sorted(range(len(problem.servers)), key=lambda i: _server_key(problem.servers[i]))
+    place = {old: new for new, old in enumerate(order)}
+    solved = _solve(
+        FleetProblem(
+            [problem.servers[i] for i in order],
+            problem.demand_per_s,
+            problem.quota,
+            sorted({(min(place[i], place[j]), max(place[i], place[j])) for i, j in problem.barred}),
+        ),
+        seconds,
+    )
+    if solved.counts is None:
+        return solved
+    counts = tuple(solved.counts[place[i]] for i in range(len(order)))
+    check_fleet(problem, counts)
+    return Solved(counts, solved.proof, solved.ended)
+
+
+def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
+    """The cost of a good fleet, soon found and not proved; None where none was. Raises `KeyboardInterrupt`."""
+    whole = whole_numbers(problem)
+    guess = first_guess(problem, whole)
+    found = Run(problem, whole, None).minimise(whole.costs, guess, _GUESS_EFFORT)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    counts = found.values or guess
+    if counts is None:
+        return None
+    check_fleet(problem, counts)
+    return problem.cost(counts)
+
+
+def _server_key(server: Server) -> tuple[object, ...]:
+    s = server
+    return (s.chip, ROLES.index(s.role), s.chips, -s.requests_per_s, s.cost, s.step_s, s.name)
+
+
+def _solve(problem: FleetProblem, seconds: float | None) -> Solved:
+    started = time.perf_counter()
+    whole = whole_numbers(problem)
+    guess = first_guess(problem, whole)
+    run = Run(problem, whole, started + seconds if seconds is not None else None)
+    found = run.minimise(whole.costs, guess)
+    if found.status == "infeasible":
+        return Solved(None, None)
+    counts = found.values or guess
+    if counts is None:
+        return Solved(None, None, run.ended)
+    cost = problem.cost(counts)
+    bound = cost
+    if found.status == "optimal":
+        counts = counts if found.interrupted else run.break_ties(counts)
+    else:
+        least = max(least_cost(problem), Fraction(ceil(found.bound)) / whole.cost_scale)
+        bound = min(cost, whole_cost(problem, least))
+    proof = FleetProof(
+        status="optimal" if bound == cost else "feasible",
+        objective=float(cost),
+        bound=float(bound),
+        gap=float((cost - bound) / cost) if cost else 0.0,
+        solver="cp-sat",
+        solver_s=time.perf_counter() - started,
+        seconds=seconds,
+        interrupted=run.ended == "interrupt",
+    )
+    return Solved(counts, proof, run.ended)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What CP-SAT says: `optimal`, `infeasible`, `feasible` or `unknown`, its best values, and a bound on the least."""
+
+    status: str
+    values: tuple[int, ...] | None
+    bound: float
+    interrupted: bool
+
+
+def answer(
+    model: cp_model.CpModel,
+    variables: Sequence[cp_model.IntVar],
+    seconds: float | None = None,
+    effort: float | None = None,
+) -> Answer:
+    """Solve a model, for at most so many seconds and so much deterministic effort.
+
+    One worker and a fixed seed: the answer is the same on every machine, unless the wall time ends it. It runs in a
+    thread, so that an interrupt reaches Python, which stops it and keeps its best.
+    """
+    from ortools.sat.python import cp_model
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
+    solver.parameters.linearization_level = 2  # without the relaxed problem's bound such a sum is not proved in minutes
+    solver.parameters.catch_sigint_signal = False
+    solver.parameters.presolve_inclusion_work_limit = 0  # OR-Tools loses solutions: see `coupled.model.run`
+    solver.parameters.max_time_in_seconds = inf if seconds is None else max(0.0, seconds)
+    solver.parameters.max_deterministic_time = inf if effort is None else effort
+    interrupted = False
+    with ThreadPoolExecutor(1) as pool:
+        solving = pool.submit(solver.solve, model)
+        while True:
+            try:
+                status = solving.result(0.05 if interrupted else None)
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                solver.stop_search()
+            except NotYet:
+                solver.stop_search()  # again: it may not have begun
+    if status == cp_model.MODEL_INVALID:
+        raise RuntimeError(f"the solver refuses the fleet's model: {model.validate()}")
+    names = {cp_model.OPTIMAL: "optimal", cp_model.INFEASIBLE: "infeasible", cp_model.FEASIBLE: "feasible"}
+    known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    values = tuple(solver.value(v) for v in variables) if known else None
+    bound = solver.best_objective_bound if known else 0.0
+    return Answer(names.get(status, "unknown"), values, bound, interrupted)
+
+
+class Run:
+    """The CP-SAT model of a fleet, minimised for one objective after the other within one time limit.
+
+    `ended`: what kept the last objective from its proof: a time limit, an interrupt, or nothing.
+    """
+
+    def __init__(self, problem: FleetProblem, whole: Whole, until: float | None) -> None:
+        from ortools.sat.python import cp_model
+
+        self.problem, self.whole, self.until = problem, whole, until
+        self.model = cp_model.CpModel()
+        self.counts = [self.model.new_int_var(0, n, f"n{i}") for i, n in enumerate(whole.most)]
+        self.ended: str | None = None
+        add_demand(self.model, problem, whole, self.counts)
+        for chip in sorted({s.chip for s in problem.servers}):
+            self.model.add(chips_used(problem, self.counts, chip) <= problem.quota.get(chip, 0))
+        add_barred(self.model, problem, self.counts)
+
+    def minimise(self, weights: Sequence[int], hint: Sequence[int] | None, effort: float | None = None) -> Answer:
+        """The least weighted sum of counts, starting from a hint where there is one."""
+        self.model.minimize(sum(w * n for w, n in zip(weights, self.counts, strict=True)))
+        self.model.clear_hints()  # type: ignore[no-untyped-call]
+        for variable, value in zip(self.counts, hint or (), strict=False):
+            self.model.add_hint(variable, value)
+        left_s = None if self.until is None else self.until - time.perf_counter()
+        found = answer(self.model, self.counts, left_s, effort)
+        if found.interrupted:
+            self.ended = "interrupt"
+        elif found.status in ("feasible", "unknown") and effort is None:
+            self.ended = "time limit"
+        return found
+
+    def break_ties(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the fleets of least cost that with the fewest chips, then servers, then the least sum of steps."""
+        weights: Sequence[int] = self.whole.costs
+        servers = self.problem.servers
+        for following in ([s.chips for s in servers], [1] * len(servers), [ceil(s.step_s * 1e9) for s in servers]):
+            total = sum(w * n for w, n in zip(weights, counts, strict=True))
+            self.model.add(sum(w * n for w, n in zip(weights, self.counts, strict=True)) <= total)
+            found = self.minimise(following, counts, _TIE_EFFORT)
+            counts, weights = found.values or counts, following
+            if found.status != "optimal":
+                break
+        return counts
+
+
+def add_demand(model: cp_model.CpModel, problem: FleetProblem, whole: Whole, counts: Sequence[cp_model.IntVar]) -> None:
+    """Each role serves the demand."""
+    for role in ROLES:
+        mine = [i for i, s in enumerate(problem.servers) if s.role == role]
+        model.add(sum(whole.rates[i] * counts[i] for i in mine) >= whole.demand)
+
+
+def chips_used(problem: FleetProblem, counts: Sequence[cp_model.IntVar], chip: str) -> cp_model.LinearExprT:
+    """Chips of a kind that all servers take."""
+    return sum(s.chips * n for s, n in zip(problem.servers, counts, strict=True) if s.chip == chip)
+
+
+def add_barred(model: cp_model.CpModel, problem: FleetProblem, counts: Sequence[cp_model.IntVar]) -> None:
+    """Of no barred pair both are used."""
+    used: dict[int, cp_model.IntVar] = {}
+    for i in sorted({i for pair in problem.barred for i in pair}):
+        used[i] = model.new_bool_var(f"used{i}")
+        model.add(counts[i] == 0).only_enforce_if(~used[i])
+    for i, j in problem.barred:
+        model.add_bool_or(~used[i], ~used[j])

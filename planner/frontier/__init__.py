@@ -1,0 +1,1 @@
+"""`pareto`: what no other slice and batch beats."""

@@ -1,0 +1,1 @@
+"""The search: every layout of one slice, priced as tables and joined exactly."""

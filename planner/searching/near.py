@@ -1,0 +1,105 @@
+"""What of a mesh may be part of a layout no slower than those found already.
+
+Glue is most of the work, and takes time itself. So components are taken one by one, those of few faces first: rows
+whose own seconds are too many with the least of all else are left out before their glue is priced, and then residuals
+under which the least of the components so far is too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.searching.board import Board
+from planner.searching.glued import TOGETHER, Glue, glue_rows, price_glue
+from planner.searching.joined import Joined
+from planner.searching.residuals import States
+from strategies.rates import Floats, Ints
+
+
+def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
+    """The board of these columns, with what may be part of a layout that takes at most so long; None: nothing."""
+    least_s = np.asarray(sum(j.least_late_s * j.component.times for j in board.joined))
+    columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
+    worst = np.array([worst_s[c] for c in columns.tolist()])
+    if not len(columns):
+        return None
+    if not np.isfinite(worst).any():
+        return _of(board, [_rows(j, columns, worst) for j in board.joined], columns, board.state, None)
+    close = [
+        _rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s[columns]) for j in board.joined
+    ]
+    if not all(len(j.row_of) for j in close):
+        return None
+    several = one_by_one if glue_rows(close, board.state) > TOGETHER else at_once
+    return several(board, close, columns, worst)
+
+
+def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
+    """Glue of all components is priced together: of few rows it costs less than it would save to leave some out."""
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    glues, evaluations = price_glue(close, state, phase, board.rates, fast, board.batches[:, columns])
+    least_s = [g.least(j) * j.component.times for j, g in zip(close, glues, strict=True)]
+    bound = np.asarray(sum(least_s))
+    well = np.isfinite(bound) & (bound <= worst)
+    some = np.flatnonzero(well.any(axis=1))
+    if not len(some):
+        return None
+    left = []
+    for joined, own_s in zip(close, least_s, strict=True):
+        most_s = np.full(bound.shape, -np.inf)
+        most_s[well] = np.broadcast_to(worst, bound.shape)[well] - (bound[well] - own_s[well])
+        left.append(_near_rows(joined, most_s.max(axis=0)))
+    every = np.arange(len(columns))
+    taken = [
+        (j.take(rows, every), g.faces(np.unique(j.face[rows]))) for j, g, rows in zip(close, glues, left, strict=True)
+    ]
+    if 2 * len(some) < len(bound):
+        state, taken = state.take(some), [(j, g.take(some)) for j, g in taken]
+    return _of(board, [j for j, _ in taken], columns, state, ([g for _, g in taken], evaluations))
+
+
+def one_by_one(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
+    """Glue is priced for one component after the other, those of few faces first, for what is left by then."""
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    own_s = [j.least_late_s[columns] * j.component.times for j in board.joined]
+    bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
+    found: dict[int, tuple[Joined, Glue]] = {}
+    evaluations, every = 0, np.arange(len(columns))
+    for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
+        joined = close[i].take(_near_rows(close[i], own_s[i] + worst - bound.min(axis=0)), every)
+        if not len(joined.row_of):
+            return None
+        (glue,), priced = price_glue([joined], state, phase, board.rates, fast, board.batches[:, columns])
+        evaluations += priced
+        found[i] = joined, glue
+        bound = bound + glue.least(joined) * joined.component.times - own_s[i]
+        some = np.flatnonzero((bound <= worst).any(axis=1))
+        if not len(some):
+            return None
+        if 2 * len(some) < len(bound):
+            bound, state = bound[some], state.take(some)
+            found = {n: (j, g.take(some)) for n, (j, g) in found.items()}
+    in_order = [found[i] for i in range(len(board.joined))]
+    return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
+
+
+def _rows(joined: Joined, columns: Ints, most_s: Floats) -> Joined:
+    """The rows that take no longer than this [columns] at some batch, without glue, in these columns."""
+    seconds = joined.late_s[:, columns] * joined.component.times
+    fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
+    return joined.take(np.flatnonzero(fast.any(axis=1)), columns)
+
+
+def _near_rows(joined: Joined, most_s: Floats) -> Ints:
+    """Which rows take no longer than this [columns] at some batch, without glue."""
+    return np.flatnonzero((joined.late_s * joined.component.times <= most_s).any(axis=1))
+
+
+def _of(
+    board: Board, joined: Sequence[Joined], columns: Ints, state: States, glue: tuple[list[Glue], int] | None
+) -> Board:
+    pairs = [board.pairs[c] for c in columns.tolist()]
+    return Board(board.problem, board.mesh, joined, state, board.rates, board.batches[:, columns], pairs, glue)

@@ -1,0 +1,1 @@
+"""`sensitivity`: the search again at changed hardware numbers."""

@@ -1,0 +1,1 @@
+"""`plan --phase serve`: a prefill and a decode plan together."""

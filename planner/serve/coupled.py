@@ -1,0 +1,112 @@
+"""`--phase serve --solver cp-sat`: pairs of layouts on one slice that share one copy of the weights, proved best.
+
+One pair of batches is solved for each slice and way to serve on it. Where the best way found without the solver moves
+weights before and after each prefill: its batches. Else those that would be best if both phases had their fastest
+layouts and nothing had to be moved, where that is better than what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from mesh.errors import InputError
+from mesh.slices import Slice
+from planner.candidate import price_candidate
+from planner.given import layout_of
+from planner.plan import Plan
+from planner.pricing import price_layout
+from planner.request import Progress, Request
+from planner.serve.rates import Steps
+from planner.serve.request import ServeRequest, Way
+from planner.serve.ways import PACES, way_on_one, ways_on_one
+from planner.stated.proof import Proof
+from strategies.cost import speeds
+
+
+def proved_ways(
+    request: ServeRequest, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way], progress: Progress
+) -> Iterator[Way]:
+    """Ways on one slice whose plans share their weights; `pairs`: of best plans, `found`: ways without the solver."""
+    solved = set()
+    for mode in (mode for mode in PACES if mode in request.modes):
+        way = _worth_solving(request, mode, pairs, [w for w in found if w.mode == mode and not w.missed(request)])
+        key = (way.prefill.batch, way.decode.batch) if way else None
+        if key and key not in solved:
+            solved.add(key)
+            progress(f"solving {slice_.name} at batches {key[0]} and {key[1]}")
+            yield from _solved(request, slice_, *key)
+
+
+def _worth_solving(
+    request: ServeRequest, mode: str, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way]
+) -> Way | None:
+    """The way whose batches are to be solved; None: what was found cannot be beaten by sharing."""
+    best = min(found, key=lambda way: way.rank(request), default=None)
+    if best and best.together and best.together.weights == "resharded":
+        return best
+    ideal = [ideal_way(request, mode, prefill, decode) for prefill, decode in pairs]
+    first = min((w for w in ideal if not w.missed(request)), key=lambda way: way.rank(request), default=None)
+    if first is None or (best and best.pace.requests_per_s >= 0.99 * first.pace.requests_per_s):
+        return None
+    return first
+
+
+def ideal_way(request: ServeRequest, mode: str, prefill: Plan, decode: Plan) -> Way:
+    """The way that the two plans would make if nothing had to be moved and both fitted."""
+    steps = Steps(
+        prefill_s=prefill.cost.step_s,
+        prefill_batch=prefill.batch,
+        decode_s=decode.cost.step_s,
+        decode_batch=decode.batch,
+        output=request.output,
+    )
+    return way_on_one(request, mode, prefill, decode, steps, None)
+
+
+def _solved(request: ServeRequest, slice_: Slice, prompts: int, slots: int) -> Iterator[Way]:
+    """The ways of the pair that CP-SAT proves best for these batches, if one fits."""
+    from planner.coupled.pair import shared_pair
+
+    prefill, decode = _at(request.of("prefill"), prompts), _at(request.of("decode"), slots)
+    try:
+        found = shared_pair(prefill, decode, slice_, output=request.output, seconds=request.solver_seconds)
+    except InputError as error:
+        if "no pair was found in so short a time" in str(error):
+            return
+        raise
+    if found is None:
+        return
+    plans = price_candidate(found[0], prefill), price_candidate(found[1], decode)
+    for plan in plans:
+        if not is_recomputed(plan, request):
+            raise RuntimeError(f"CP-SAT found a {plan.phase} layout on {slice_.name} that a plan file cannot say")
+    for way in ways_on_one(request, slice_, *plans):
+        yield _with_proof(way, found[2])
+    if found[2].interrupted:
+        raise KeyboardInterrupt
+
+
+def _at(request: Request, batch: int) -> Request:
+    """The request at one batch."""
+    return replace(request, work=msgspec.structs.replace(request.work, batches=(batch,)), auto=False)
+
+
+def is_recomputed(plan: Plan, request: ServeRequest) -> bool:
+    """Whether the plan's layouts give its specs again, so that `verify` accepts it.
+
+    A solver's pair has its mesh axes in an order of its own; not every order can be written.
+    """
+    slice_ = next(one for one in request.slices if one.name == plan.slice)
+    layout, _, work = layout_of(plan, tuple(request.programs), slice_.chip)
+    again = price_layout(
+        layout, slice_, plan.model, work, plan.batch, plan.padded_batch, speeds(slice_.chip, work.dtypes)
+    )
+    return again.specs == plan.specs
+
+
+def _with_proof(way: Way, proof: Proof) -> Way:
+    assert way.together is not None
+    return replace(way, together=msgspec.structs.replace(way.together, proof=proof))

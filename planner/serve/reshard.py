@@ -1,0 +1,236 @@
+"""Tensors of one plan in the layout of another, on the same slice: what moves over ICI, and how long it takes.
+
+Every device knows its box of a tensor in both layouts. A move is the cheaper of two ways:
+[1] an AllToAll in which each device receives what it lacks of its new box;
+[2] where the new layout holds c copies of an entry: an AllToAll of 1/c of the box each (nothing, where the new box
+    is a union of old ones), then an AllGather of the box over the copies.
+AllToAlls are priced over the whole physical axes whose cuts differ, with the traffic spread evenly over them; with
+all tensors of a move in one. Bytes that stay on a device are read and written once in HBM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from mesh.pieces import Piece
+from mesh.slices import Slice
+from planner.plan import Plan, TensorSpec
+from planner.stated.serving import Move
+from planner.transfer import gather_s, swap_s, torus_pieces
+from strategies.dtypes import dtype_bytes
+from strategies.rates import Floats, Ints
+
+Cut = tuple[Piece, ...]
+CACHES = ("Kc", "Vc")
+NORM = "/norm"
+
+
+@dataclass(frozen=True)
+class Box:
+    """How a layout cuts a tensor: per dim its pieces of the torus, major first."""
+
+    dims: Mapping[str, Cut]
+
+    @property
+    def ways(self) -> int:
+        """Into how many different parts."""
+        return prod(piece.size for cut in self.dims.values() for piece in cut)
+
+
+def weight_names(plan: Plan) -> tuple[str, ...]:
+    """The plan's weights: its specs but the caches."""
+    return tuple(name for name in plan.specs if name.rpartition("/")[2] not in CACHES)
+
+
+def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
+    """How a plan cuts a tensor, in pieces of the torus that are joined where they are adjacent."""
+    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
+    cuts = {
+        dim: _joined([p for axis in axes for p in torus_pieces(pieces[axis], slice_)])
+        for dim, axes in zip(spec.dims, spec.axes, strict=True)
+    }
+    return Box(cuts)
+
+
+def _joined(pieces: Sequence[Piece]) -> Cut:
+    """Pieces, major first, as few as possible: a piece and the next minor part of the same run are one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else None
+        if last and last.axis == piece.axis and last.stride == piece.stride * piece.size:
+            found[-1] = Piece(piece.axis, piece.stride, last.size * piece.size)
+        elif piece.size > 1:
+            found.append(piece)
+    return tuple(found)
+
+
+def differing(one: Plan, other: Plan, slice_: Slice) -> tuple[str, ...]:
+    """The weights that the plans do not store alike: shape, dtype, and the devices that hold each part.
+
+    Not the norms' vectors, which every device is counted to hold whole (`norms.norm_bytes`), whoever cuts them.
+    """
+    names = dict.fromkeys((*weight_names(one), *weight_names(other)))
+    return tuple(n for n in names if not n.endswith(NORM) and not _alike(n, one, other, slice_))
+
+
+def _alike(name: str, one: Plan, other: Plan, slice_: Slice) -> bool:
+    a, b = one.specs.get(name), other.specs.get(name)
+    if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return box(a, one, slice_) == box(b, other, slice_)
+
+
+def weights_move(source: Plan, target: Plan, slice_: Slice) -> Move:
+    """The weights that differ, from the layout of one plan to that of the other."""
+    return added([_weight_move(name, source, target, slice_) for name in differing(source, target, slice_)])
+
+
+def _weight_move(name: str, source: Plan, target: Plan, slice_: Slice) -> Move:
+    spec = target.specs[name]
+    before, after = (box(plan.specs[name], plan, slice_) for plan in (source, target))
+    nbytes = layers_of(target, name) * prod(spec.shape) * dtype_bytes(spec.dtype)
+    return box_move(before, after, nbytes, slice_)
+
+
+def layers_of(plan: Plan, name: str) -> int:
+    """How many layers have the tensor of this name."""
+    component = name.partition("/")[0]
+    return next(layout.layers for layout in plan.layouts if layout.component == component)
+
+
+def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Move:
+    """The caches of one prefill step, from the prefill's layout to the slots of the decode's batch.
+
+    Where either cuts B a request's slot may lie anywhere, and all of it moves: to the busiest part of the batch go
+    ceil(p / ways) requests. Where either cuts S, positions lie in another order (zigzag, striped, another length), so
+    a device has 1/ways of those it needs.
+    """
+    moves = []
+    for layout in decode.layouts:
+        for cache in CACHES:
+            name = f"{layout.component}/{cache}"
+            if name in decode.specs:
+                moves.append(_cache_move(name, prefill, decode, slice_))
+    return added(moves)
+
+
+def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
+    before, after = (box(plan.specs[name], plan, slice_) for plan in (prefill, decode))
+    spec = decode.specs[name]
+    layout = next(one for one in decode.layouts if one.component == name.partition("/")[0])
+    groups = [decode.model.groups[number] for number in layout.groups]
+    elements = sum(group.count * group.attention.kv_elements(prefill.context) for group in groups)
+    ways = prod(piece.size for piece in after.dims["B"])
+    requests = ceil(prefill.batch / ways) * ways
+    nbytes = requests * elements / len(CACHES) * dtype_bytes(spec.dtype)
+    return box_move(before, after, nbytes, slice_, frozenset("BS"))
+
+
+def box_move(before: Box, after: Box, nbytes: float, slice_: Slice, elsewhere: frozenset[str] = frozenset()) -> Move:
+    """A tensor of `nbytes` from one cut into another. `elsewhere`: dims whose positions differ where they are cut."""
+    new = nbytes / after.ways
+    here = new * float(np.min(_overlaps(before, after, slice_, elsewhere)))
+    differing = [dim for dim in after.dims if before.dims.get(dim, ()) != after.dims[dim]]
+    if here >= new * (1 - 1e-12):
+        return _move(slice_, new, 0.0, 0.0, 0.0)
+    axes = _whole_axes(slice_, before, after, differing or list(elsewhere))
+    plain = swap_s(slice_, axes, new - here)
+    united = _united(before, after, elsewhere)
+    copied = _copied(after, slice_) if united is None else united
+    first = 0.0 if united else new / prod(p.size for p in copied)
+    gathered, swapped = gather_s(slice_, copied, new), swap_s(slice_, axes, first)
+    if copied and gathered + swapped < plain:
+        return _move(slice_, new, new - here, gathered, swapped)
+    return _move(slice_, new, new - here, 0.0, plain)
+
+
+def _move(slice_: Slice, new: float, received: float, gathered_s: float, swapped_s: float) -> Move:
+    reached = slice_.chip.reached.hbm if slice_.chip.reached else 1.0
+    hbm_s = 2 * new / (slice_.chip.device_hbm_bytes_per_s * reached)
+    seconds = gathered_s + swapped_s + hbm_s
+    return Move(received_bytes=received, gathered_s=gathered_s, swapped_s=swapped_s, hbm_s=hbm_s, seconds=seconds)
+
+
+def added(moves: Sequence[Move]) -> Move:
+    """The moves one after the other."""
+    names = Move.__struct_fields__
+    return Move(**{name: sum(getattr(move, name) for move in moves) for name in names})
+
+
+def _whole_axes(slice_: Slice, before: Box, after: Box, dims: Sequence[str]) -> Cut:
+    """The physical axes, whole, that cut one of these dims in either layout."""
+    found = {p.axis for each in (before, after) for dim in dims for p in each.dims.get(dim, ())}
+    return tuple(Piece(axis, 1, slice_.axes[axis].size) for axis in sorted(found))
+
+
+def _copied(after: Box, slice_: Slice) -> Cut:
+    """The pieces of the torus that cut no dim of the new layout: along them lie its copies."""
+    cut = [piece for pieces in after.dims.values() for piece in pieces]
+    free: list[Piece] = []
+    for number, axis in enumerate(slice_.axes):
+        reach = 1
+        for piece in sorted((p for p in cut if p.axis == number), key=lambda p: p.stride):
+            free.append(Piece(number, reach, piece.stride // reach))
+            reach = piece.stride * piece.size
+        free.append(Piece(number, reach, axis.size // reach))
+    return tuple(piece for piece in free if piece.size > 1)
+
+
+def _united(before: Box, after: Box, elsewhere: frozenset[str]) -> Cut | None:
+    """The pieces over which a gather unites old boxes into new ones; None: new boxes are no unions of old ones."""
+    gone: list[Piece] = []
+    for dim, cut in after.dims.items():
+        old, new = _digits(before.dims.get(dim, ())), _digits(cut)
+        if (dim in elsewhere and (old or new)) or old[: len(new)] != new:
+            return None
+        gone += old[len(new) :]
+    return tuple(gone)
+
+
+def _digits(cut: Cut) -> list[Piece]:
+    """The cut as its prime pieces, major first."""
+    found = []
+    for piece in cut:
+        left = piece.size
+        for prime in _primes(piece.size):
+            left //= prime
+            found.append(Piece(piece.axis, piece.stride * left, prime))
+    return found
+
+
+def _primes(number: int) -> list[int]:
+    found, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return found
+
+
+def _overlaps(before: Box, after: Box, slice_: Slice, elsewhere: frozenset[str]) -> Floats:
+    """Per device, the share of its new box that it holds already."""
+    coords = np.indices([axis.size for axis in slice_.axes]).reshape(len(slice_.axes), -1)
+    share = np.ones(slice_.devices)
+    for dim, cut in after.dims.items():
+        old = before.dims.get(dim, ())
+        if dim in elsewhere and (old or cut):
+            share *= 0.0 if dim == "B" else 1 / prod(piece.size for piece in old)
+            continue
+        (a, old_ways), (b, new_ways) = _index(old, coords), _index(cut, coords)
+        first, last = np.maximum(a / old_ways, b / new_ways), np.minimum((a + 1) / old_ways, (b + 1) / new_ways)
+        share *= np.maximum(last - first, 0.0) * new_ways
+    return share
+
+
+def _index(cut: Cut, coords: Ints) -> tuple[Ints, int]:
+    """Which part of a dim each device holds, and of how many."""
+    index, ways = np.zeros(coords.shape[1], dtype=np.int64), 1
+    for piece in cut:
+        index = index * piece.size + coords[piece.axis] // piece.stride % piece.size
+        ways *= piece.size
+    return index, ways

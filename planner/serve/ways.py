@@ -1,0 +1,180 @@
+"""The ways to serve with plans of both phases: every pair on one slice, and the pairs that matter on two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mesh.slices import Slice
+from planner.candidate import Candidate, price_candidate
+from planner.plan import Plan
+from planner.searching.choices import Choice
+from planner.serve.memory import Pair, prefill_steps
+from planner.serve.rates import (
+    Steps,
+    batched,
+    decode_rate,
+    disaggregated,
+    interleaved,
+    prefill_rate,
+    replicas_for,
+    slice_counts,
+)
+from planner.serve.request import ServeRequest, Way
+from planner.stated.serving import Together
+from planner.transfer import Side, side_of, transfer
+
+PACES = {"batched": batched, "interleaved": interleaved}
+"""The ways to serve on one slice."""
+
+PAIRS_IN_FULL = 1024
+"""With more pairs of plans than this, two slices are paired from the best of each phase only (`front`)."""
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Candidates priced in full, each once: equal candidates give the same plan."""
+
+    request: ServeRequest
+    plans: dict[tuple[str, str, Choice], Plan] = field(default_factory=dict)
+
+    def plan(self, candidate: Candidate) -> Plan:
+        """The plan of a candidate."""
+        phase = candidate.problem.work.phase
+        key = (phase, candidate.slice_.name, candidate.choice)
+        if key not in self.plans:
+            self.plans[key] = price_candidate(candidate, self.request.of(phase))
+        return self.plans[key]
+
+
+def steps_of(request: ServeRequest, prefill: Plan, decode: Plan, held: Together | None = None) -> Steps:
+    """The seconds of two plans, and of what lies between them on one slice."""
+    return Steps(
+        prefill_s=prefill.cost.step_s,
+        prefill_batch=prefill.batch,
+        decode_s=decode.cost.step_s,
+        decode_batch=decode.batch,
+        output=request.output,
+        insert_s=held.insert.seconds if held else 0.0,
+        switch_s=held.switch.seconds if held else 0.0,
+    )
+
+
+def ways_on_one(request: ServeRequest, slice_: Slice, prefill: Plan, decode: Plan) -> Iterator[Way]:
+    """Batched and interleaved serving with both plans on one slice, where they fit together."""
+    if prefill.batch > decode.batch:
+        return
+    pair = Pair(prefill, decode, slice_)
+    for mode in PACES:
+        at_once = mode == "batched" and prefill_steps(prefill, decode) == 1
+        held = pair.kept(at_once=at_once) if mode in request.modes else None
+        if held is not None:
+            yield way_on_one(request, mode, prefill, decode, steps_of(request, prefill, decode, held), held)
+
+
+def way_on_one(
+    request: ServeRequest, mode: str, prefill: Plan, decode: Plan, steps: Steps, held: Together | None
+) -> Way:
+    """Batched or interleaved serving at these seconds, as often as the request asks for."""
+    pace = PACES[mode](steps)
+    way = Way(
+        mode=mode,
+        prefill=prefill,
+        decode=decode,
+        prefill_slices=1,
+        decode_slices=1,
+        ratio=None,
+        replicas=1,
+        pace=pace,
+        together=held,
+    )
+    return way.with_replicas(replicas_for(_least(request), pace.requests_per_s))
+
+
+def _least(request: ServeRequest) -> float:
+    """Requests/s that are asked for."""
+    return (request.targets.min_tokens_per_s or 0.0) / request.output
+
+
+def ways_on_two(
+    request: ServeRequest, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
+) -> Iterator[Way]:
+    """Disaggregated serving: every prefill plan with every decode plan, or the fronts' where these are too many."""
+    if len(prefills) * len(decodes) > PAIRS_IN_FULL:
+        prefills, decodes = front(prefills), front(decodes)
+    sources = [_end(request, one, priced) for one in prefills]
+    targets = [_end(request, one, priced) for one in decodes]
+    for prefill, source in sources:
+        for decode, target in targets:
+            way = _apart(request, prefill, source, decode, target)
+            if way is not None:
+                yield way
+
+
+def _end(request: ServeRequest, candidate: Candidate, priced: Priced) -> tuple[Plan, Side]:
+    plan = priced.plan(candidate)
+    return plan, side_of(plan, candidate.slice_, request.input)
+
+
+def _apart(request: ServeRequest, prefill: Plan, source: Side, decode: Plan, target: Side) -> Way | None:
+    moved, steps = transfer(source, target, prefill.batch), steps_of(request, prefill, decode)
+    counts = slice_counts(
+        prefill_rate(steps, moved),
+        decode_rate(steps, moved),
+        (prefill.chips, decode.chips),
+        request.targets.max_chips,
+        _least(request),
+    )
+    if counts is None:
+        return None
+    return Way(
+        mode="disaggregated",
+        prefill=prefill,
+        decode=decode,
+        prefill_slices=counts.prefill,
+        decode_slices=counts.decode,
+        ratio=counts.ratio,
+        replicas=1,
+        pace=disaggregated(steps, moved, counts.prefill, counts.decode),
+        transfer=moved,
+    ).with_replicas(counts.replicas)
+
+
+def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that no other of the same kind of chip beats in seconds of a step, tokens/s per chip, and chips."""
+
+    def key(one: Candidate) -> tuple[float, float, int]:
+        return one.choice.step_s, -one.tokens_per_s_per_chip, one.slice_.chips
+
+    kept: dict[str, list[Candidate]] = {}
+    for one in sorted(candidates, key=lambda c: (key(c), c.slice_.name, c.choice.batch)):
+        others = kept.setdefault(one.slice_.chip.name, [])
+        if not any(all(a <= b for a, b in zip(key(other), key(one), strict=True)) for other in others):
+            others.append(one)
+    return [one for others in kept.values() for one in others]
+
+
+def shown(ways: Sequence[Way], request: ServeRequest) -> list[Way]:
+    """Best first: the best of every mode, then of every mode and slices, `top` in all (but every mode's best)."""
+    ranked = sorted(ways, key=lambda way: way.rank(request))
+    modes: dict[str, Way] = {}
+    places: dict[tuple[str, str, str], Way] = {}
+    for way in ranked:
+        modes.setdefault(way.mode, way)
+        places.setdefault((way.mode, way.prefill.slice, way.decode.slice), way)
+    first = list(modes.values())
+    rest = [way for way in places.values() if not any(way is one for one in first)]
+    kept = [*first, *rest[: max(0, request.top - len(first))]]
+    return sorted(kept, key=lambda way: way.rank(request))
+
+
+def numbered(ways: Sequence[Way]) -> tuple[tuple[Plan, ...], Mapping[int, int]]:
+    """The plans of the ways, each once, in the order in which they come; their numbers from 1, by identity."""
+    plans: list[Plan] = []
+    numbers: dict[int, int] = {}
+    for way in ways:
+        for plan in (way.prefill, way.decode):
+            if id(plan) not in numbers:
+                plans.append(plan)
+                numbers[id(plan)] = len(plans)
+    return tuple(plans), numbers

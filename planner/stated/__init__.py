@@ -1,0 +1,1 @@
+"""What a plan file states besides its plans, as typed values."""

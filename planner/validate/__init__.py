@@ -1,0 +1,1 @@
+"""`validate`: predictions beside published measurements."""

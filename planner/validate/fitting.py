@@ -1,0 +1,88 @@
+"""Calibration: at most five constants fitted to measured seconds, their intervals, and scores on points not fitted.
+
+Least squares (scipy) of log(predicted / measured), each point trusted to 5%, outliers counted by their size and not
+its square. Weak priors at the chip's own constants: one that the points do not determine stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from mesh.chips import Reached
+from planner.validate.terms import Terms
+from strategies.rates import Floats
+
+TRUSTED = 0.05
+"""Relative error of one measurement that is no surprise."""
+
+CONSTANTS = ("hbm", "matmul", "link", "hop", "launch_s")
+PRIORS = {"hbm": 0.08, "matmul": 0.12, "link": 0.05, "hop": 0.5, "launch_s": 10e-6}
+"""Standard deviations of the priors: shares, multiples of the hop latency, seconds."""
+
+_UNITS = {"launch_s": 1e-6}
+_BOUNDS = {"hbm": (0.3, 1.0), "matmul": (0.2, 1.0), "link": (0.2, 1.0), "hop": (0.0, 5.0), "launch_s": (0.0, 500e-6)}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted constants and, for those that were free, the 95% confidence interval."""
+
+    reached: Reached
+    intervals: dict[str, tuple[float, float]]
+
+
+def fit(
+    terms: Terms, measured_s: Floats, start: Reached, free: Sequence[str] = CONSTANTS, *, priors: bool = True
+) -> Fit:
+    """Fit the free constants, from `start`, where the others stay."""
+    from scipy.optimize import least_squares  # loaded only where something is fitted
+    from scipy.stats import t as student
+
+    units = np.array([_UNITS.get(name, 1.0) for name in free])
+    low, high = np.array([_BOUNDS[name] for name in free]).T / units
+    first = np.clip(np.array([getattr(start, name) for name in free]) / units, low + 1e-9, high - 1e-9)
+    spread = np.array([PRIORS[name] for name in free]) / units
+
+    def reached(x: Floats) -> Reached:
+        return msgspec.structs.replace(start, **dict(zip(free, (x * units).tolist(), strict=True)))
+
+    def errors(x: Floats) -> Floats:
+        return np.asarray(np.log(terms.seconds(reached(x)) / measured_s) / TRUSTED)
+
+    def residuals(x: Floats) -> Floats:
+        found = errors(x)
+        soft = np.sign(found) * np.sqrt(2 * (np.sqrt(1 + found**2) - 1))
+        return np.concatenate([soft, (x - first) / spread]) if priors else soft
+
+    best = least_squares(residuals, first, bounds=(low, high), x_scale=spread, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    slopes = np.asarray(best.jac, dtype=float)
+    freedom = max(1, len(measured_s) - len(free))
+    variance = (
+        max(1.0, float((errors(best.x) ** 2).sum()) / freedom) if priors else float((best.fun**2).sum()) / freedom
+    )
+    half = student.ppf(0.975, freedom) * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(slopes.T @ slopes))) * variance)
+    ends = zip(np.maximum(low, best.x - half) * units, np.minimum(high, best.x + half) * units, strict=True)
+    return Fit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
+
+
+def left_out(
+    terms: Terms,
+    measured_s: Floats,
+    start: Reached,
+    configurations: Sequence[Hashable],
+    free: Sequence[str] = CONSTANTS,
+    *,
+    priors: bool = True,
+) -> Floats:
+    """The seconds of each point by a fit of the points of all other configurations."""
+    found = np.empty(len(measured_s))
+    for one in dict.fromkeys(configurations):
+        others = [i for i, name in enumerate(configurations) if name != one]
+        mine = [i for i, name in enumerate(configurations) if name == one]
+        constants = fit(terms.of(others), measured_s[others], start, free, priors=priors).reached
+        found[mine] = terms.of(mine).seconds(constants)
+    return found

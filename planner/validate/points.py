@@ -1,0 +1,116 @@
+"""Measured points, priced by the programs of their layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from mesh.chips import Reached
+from mesh.pieces import Piece
+from mesh.slices import Slice, parse_slice
+from planner.accuracy import slice_at
+from planner.given import Given, laid_out
+from planner.plan import Plan, StepPlan
+from planner.pricing import price_layout
+from planner.validate.measured import Curve, StepPoint, Steps
+from planner.validate.terms import AT_ONE, Terms, terms_of, terms_of_collectives
+from strategies.components import components
+from strategies.configs import load_model
+from strategies.cost import speeds
+from strategies.models import Model
+from strategies.rates import Rates, tabulate_rates
+from strategies.workload import Workload
+
+
+def model_of(name: str | Model, heads: int | None = None, **attention: int) -> Model:
+    """A built-in model, with that many query heads (padded ones included) and other sizes of its attention."""
+    model = load_model(name) if isinstance(name, str) else name
+    sizes = attention | ({"N": heads} if heads else {})
+    groups = tuple(
+        msgspec.structs.replace(group, attention=msgspec.structs.replace(group.attention, **sizes))
+        for group in model.groups
+    )
+    return msgspec.structs.replace(model, groups=groups)
+
+
+def price_one(given: Given, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
+    """A given layout at the workload's one batch."""
+    layout = laid_out(given, slice_, components(model, work), Path(where))
+    batch = work.batches[0]
+    return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
+
+
+def workload(data: Steps, point: StepPoint) -> Workload:
+    """What was run at a point."""
+    dtypes = data.dtypes if point.weights is None else msgspec.structs.replace(data.dtypes, weights=point.weights)
+    context = point.context or data.context or 1
+    return Workload(phase=point.phase or data.phase, batches=(point.batch,), context=context, dtypes=dtypes)
+
+
+def plans_of(data: Steps, slice_: Slice) -> list[Plan]:
+    """The plan of every point of a set, on its slice at some constants."""
+    model = model_of(data.model, data.heads)
+    priced: dict[tuple[str, Workload], Plan] = {}
+    for point in data.points:
+        key = (point.layout, workload(data, point))
+        if key not in priced:
+            priced[key] = price_one(data.layouts[point.layout], slice_, model, key[1], point.layout)
+    return [priced[point.layout, workload(data, point)] for point in data.points]
+
+
+def counts(data: Steps, step: StepPlan) -> bool:
+    """Whether a step was measured: all of them, or the bodies of the set's components."""
+    return not data.only or (step.part == "body" and step.component in data.only)
+
+
+def terms_of_steps(data: Steps) -> Terms:
+    """The terms of every point of a set."""
+    plans = plans_of(data, parse_slice(data.slice).reaching(AT_ONE))
+    return terms_of(plans, lambda step: counts(data, step))
+
+
+def data_sheet_of_steps(data: Steps) -> tuple[list[float], list[float]]:
+    """Lower bound and estimate of every point by the data sheet alone."""
+    slice_ = parse_slice(data.slice)
+    bounds = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_.at_data_sheet))
+    estimates = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_at(slice_, "data-sheet")))
+    return [max(both) for both in bounds], [sum(both) for both in estimates]
+
+
+def _roof_and_comm_s(data: Steps, plan: Plan) -> tuple[float, float]:
+    steps = [s for s in plan.cost.steps if counts(data, s)]
+    roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
+    return roof_s, sum(s.layers * c.seconds(None) for s in steps for c in s.comms)
+
+
+def rates_of(slice_: Slice, group: tuple[tuple[str, int, int], ...]) -> Rates:
+    """The rates of one mesh axis made of these pieces (torus axis, stride, size)."""
+    names = [axis.name for axis in slice_.axes]
+    return tabulate_rates(slice_, [[Piece(names.index(axis), stride, size) for axis, stride, size in group]])
+
+
+def terms_of_curve(curve: Curve, sizes: Sequence[float]) -> Terms:
+    """The terms of one collective at several sizes of its gathered array."""
+    rates = rates_of(parse_slice(curve.slice).reaching(AT_ONE), curve.group)
+    kind = curve.collective
+    per_byte, hops_s, launches = (
+        float(table[kind][1]) for table in (rates.s_per_byte, rates.latency_s, rates.launches)
+    )
+    return terms_of_collectives([(size * per_byte, hops_s, launches) for size in sizes])
+
+
+def collective_s(
+    slice_: Slice, kind: str, group: tuple[tuple[str, int, int], ...], sizes: Sequence[float]
+) -> list[float]:
+    """Seconds of one collective at several sizes of its gathered array, at the slice's constants."""
+    rates = rates_of(slice_, group)
+    per_byte, latency_s = float(rates.s_per_byte[kind][1]), float(rates.latency_s[kind][1])
+    combine = sum if rates.additive else max
+    return [combine((size * per_byte, latency_s)) for size in sizes]
+
+
+def default_of(slice_: Slice) -> Reached:
+    """The chip's own constants."""
+    return slice_.chip.reached or AT_ONE

@@ -1,0 +1,121 @@
+"""Scores of what is no time: longest contexts, served throughput as a bound, and rates of one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mesh.chips import Chip, load_chip
+from mesh.slices import parse_slice
+from planner.accuracy import slice_at
+from planner.validate.measured import Limit, Limits, Measured, Microbenchmarks, Serving
+from planner.validate.points import default_of, model_of, price_one
+from planner.validate.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors
+from strategies.models import Model
+from strategies.workload import Dtypes, Workload
+
+
+def score_limits(name: str, data: Limits) -> SetScore:
+    """The longest context whose cache fits in the budget, by the bytes that the programs store."""
+    points = [
+        Scored(
+            name=f"{point.name}, batch {point.batch}",
+            measured=point.max_context,
+            predicted={COMPUTED: data.cache_budget_bytes / _bytes_per_token(data, point)},
+        )
+        for point in data.points
+    ]
+    worst = max(abs(point.error(COMPUTED)) for point in points)
+    return _scored(name, data, "tokens", points, worst, ())
+
+
+def _bytes_per_token(data: Limits, point: Limit) -> float:
+    """Bytes of cache on one device per token of context, of all sequences."""
+    model = model_of(data.model, data.heads, K=point.kv_heads, H=point.head_dim)
+    held = [_kv_bytes(data, point, model, context) for context in (1024, 2048)]
+    return (held[1] - held[0]) / 1024
+
+
+def _kv_bytes(data: Limits, point: Limit, model: Model, context: int) -> float:
+    block, *others = data.layout.layouts
+    given = msgspec.structs.replace(
+        data.layout, layouts=(msgspec.structs.replace(block, assignment=point.block), *others)
+    )
+    work = Workload(phase="decode", batches=(point.batch,), context=context, dtypes=Dtypes(kv=data.kv))
+    return price_one(given, parse_slice(data.slice), model, work, point.name).memory.kv_bytes
+
+
+def score_serving(name: str, data: Serving) -> SetScore:
+    """Decoding alone, at the chip's own constants and the whole of each cache, must exceed what was served."""
+    slice_, points = parse_slice(data.slice), []
+    for point in data.points:
+        dtypes = Dtypes(weights=point.weights, kv=point.weights)
+        work = Workload(phase="decode", batches=(point.batch,), context=point.max_length, dtypes=dtypes)
+        rates = {
+            constants: price_one(data.layout, at, model_of(point.model), work, name).throughput.tokens_per_s
+            for constants, at in ((SHEET, slice_at(slice_, "data-sheet")), (CHIP, slice_))
+        }
+        points.append(
+            Scored(
+                name=f"{point.model} {point.weights}, batch {point.batch}, {point.max_length} tokens",
+                measured=point.tokens_per_s,
+                predicted=rates,
+            )
+        )
+    short = max(0.0, *(-point.error(CHIP) for point in points))
+    notes = ("served throughput has prefill in it: decoding alone must be faster, and by how much is no error",)
+    return _scored(name, data, "tokens/s", points, short, notes)
+
+
+def score_microbenchmarks(name: str, data: Microbenchmarks) -> SetScore:
+    """The chip's own efficiencies are what benchmarks of one operation reached."""
+    points = []
+    for point in data.points:
+        chip = load_chip(point.chip)
+        share = getattr(default_of(parse_slice(_any_slice(chip))), point.constant)
+        points.append(
+            Scored(
+                name=f"{point.chip} {point.constant}: {point.benchmark}",
+                measured=point.rate,
+                predicted={SHEET: _data_sheet(chip, point.constant), CHIP: share * _data_sheet(chip, point.constant)},
+            )
+        )
+    worst = max(abs(point.error(CHIP)) for point in points)
+    return _scored(name, data, "per s", points, worst, ())
+
+
+def _any_slice(chip: Chip) -> str:
+    return f"{chip.name}:{chip.machines[0].dims[0]}"
+
+
+def _data_sheet(chip: Chip, constant: str) -> float:
+    """Bytes/s or FLOP/s of one device, or bytes/s of one link."""
+    return {
+        "hbm": chip.device_hbm_bytes_per_s,
+        "matmul": chip.device_flops_per_s("bf16"),
+        "link": chip.link_bytes_per_s,
+    }[constant]
+
+
+def _scored(
+    name: str, data: Measured, unit: str, points: Sequence[Scored], worst: float, notes: tuple[str, ...]
+) -> SetScore:
+    return SetScore(
+        name=name,
+        title=data.title,
+        source=data.source,
+        date=data.date,
+        software=data.software,
+        harness=data.harness,
+        inferred=data.inferred,
+        not_modelled=data.not_modelled,
+        unit=unit,
+        chip_constants={},
+        calibrations=(),
+        points=tuple(points),
+        errors=all_errors(points),
+        rankings=(),
+        notes=notes,
+        targets=tuple(Judged(what=t.what, of=t.of, found=worst, at_most=t.at_most) for t in data.targets),
+    )

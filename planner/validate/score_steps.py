@@ -1,0 +1,246 @@
+"""Scores of measured steps: three predictions of each, fits scored on what they left out, and rankings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from mesh.chips import Reached
+from mesh.slices import parse_slice
+from planner.request import Request
+from planner.solve import make_plan
+from planner.validate.fitting import Fit, fit, left_out
+from planner.validate.measured import Race, StepPoint, Steps, Target
+from planner.validate.points import (
+    data_sheet_of_steps,
+    default_of,
+    model_of,
+    price_one,
+    terms_of_steps,
+    workload,
+)
+from planner.validate.scores import (
+    BOUND,
+    CALIBRATED,
+    CHIP,
+    SHEET,
+    Calibration,
+    Judged,
+    Ranked,
+    Scored,
+    SetScore,
+    all_errors,
+    errors_of,
+)
+from planner.version import VERSION
+from strategies.dtypes import dtype_bytes
+
+
+def score_steps(name: str, data: Steps) -> SetScore:
+    """Price every point, fit the constants, leave each configuration out once, and rank the layouts."""
+    terms = terms_of_steps(data)
+    start = default_of(parse_slice(data.slice))
+    measured = np.array([point.seconds for point in data.points])
+    configurations = [tuple(getattr(point, field) for field in data.leave_out) for point in data.points]
+    found = fit(terms, measured, start)
+    lower, sheet = data_sheet_of_steps(data)
+    held_out = left_out(terms, measured, start, configurations)
+    predictions = zip(lower, sheet, terms.seconds(start).tolist(), held_out.tolist(), strict=True)
+    points = tuple(
+        Scored(
+            name=label(point),
+            measured=point.seconds,
+            predicted=dict(zip((BOUND, SHEET, CHIP, CALIBRATED), values, strict=True)),
+            group=point.table or (point.phase or data.phase),
+        )
+        for point, values in zip(data.points, predictions, strict=True)
+    )
+    races = [_race(data, race, found.reached) for race in data.races]
+    ratios = dict(_best_found(data, found.reached, points))
+    return SetScore(
+        name=name,
+        title=data.title,
+        source=data.source,
+        date=data.date,
+        software=data.software,
+        harness=data.harness,
+        inferred=data.inferred,
+        not_modelled=data.not_modelled,
+        unit="s",
+        chip_constants={parse_slice(data.slice).chip.name: start},
+        calibrations=(_calibration(found, len(points), len(set(configurations))),),
+        points=points,
+        errors=all_errors(points),
+        rankings=(*_winners(data, points), *races),
+        notes=tuple(_notes(data, found.reached, points, ratios)),
+        targets=tuple(_judged(target, data, found.reached, points, races, ratios) for target in data.targets),
+    )
+
+
+def label(point: StepPoint) -> str:
+    """What a point is called."""
+    capacity = f", capacity {point.capacity}" if point.capacity else ""
+    return point.name or f"{point.layout}, batch {point.batch}{capacity}"
+
+
+def _calibration(found: Fit, points: int, configurations: int) -> Calibration:
+    return Calibration(
+        of="",
+        reached=found.reached,
+        intervals=found.intervals,
+        points=points,
+        configurations=configurations,
+        note="predictions called calibrated are of fits that left the point's configuration out",
+    )
+
+
+def _rivals(data: Steps, points: Sequence[Scored]) -> Iterator[tuple[Scored, Scored]]:
+    """Pairs of points that differ in the layout only and are measured further apart than `ranked_apart`."""
+    for (a, one), (b, other) in combinations(zip(data.points, points, strict=True), 2):
+        same = (a.batch, a.capacity, workload(data, a)) == (b.batch, b.capacity, workload(data, b))
+        apart = max(one.measured, other.measured) / min(one.measured, other.measured) - 1
+        if same and a.layout != b.layout and apart > data.ranked_apart:
+            yield one, other
+
+
+def wrong_pairs(data: Steps, points: Sequence[Scored], constants: str = CALIBRATED) -> list[tuple[Scored, Scored]]:
+    """The pairs that are ranked wrong."""
+    return [
+        (a, b)
+        for a, b in _rivals(data, points)
+        if (a.measured < b.measured) != (a.predicted[constants] < b.predicted[constants])
+    ]
+
+
+def _winners(data: Steps, points: Sequence[Scored]) -> list[Ranked]:
+    """Per batch the fastest measured layout and the fastest predicted one, each by the mean over its points."""
+    found = []
+    by_batch: dict[int, dict[str, list[Scored]]] = {}
+    for point, one in zip(data.points, points, strict=True):
+        by_batch.setdefault(point.batch, {}).setdefault(point.layout, []).append(one)
+    for batch, layouts in by_batch.items():
+        shared = set.intersection(*({_capacity(one.name) for one in ones} for ones in layouts.values()))
+        kept = {n: [one for one in ones if _capacity(one.name) in shared] for n, ones in layouts.items()}
+        if len(kept) > 1 and shared and not data.points[0].name:
+            measured = {n: _mean([one.measured for one in ones]) for n, ones in kept.items()}
+            predicted, at_chip = (
+                {n: _mean([one.predicted[constants] for one in ones]) for n, ones in kept.items()}
+                for constants in (CALIBRATED, CHIP)
+            )
+            found.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
+    return found
+
+
+def _first(seconds: Mapping[str, float]) -> str:
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def _ranked(situation: str, measured: str, seconds: dict[str, float], at_chip: Mapping[str, float]) -> Ranked:
+    return Ranked(
+        situation=situation,
+        measured=measured,
+        predicted=_first(seconds),
+        at_chip=_first(at_chip),
+        seconds=seconds,
+    )
+
+
+def _capacity(name: str) -> str:
+    return name.rpartition("capacity ")[2]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _race(data: Steps, race: Race, reached: Reached) -> Ranked:
+    point = StepPoint(
+        layout=race.first, batch=race.batch, step_s=1, phase=race.phase, context=race.context, weights=race.weights
+    )
+    slice_, model, work = parse_slice(data.slice), model_of(data.model, data.heads), workload(data, point)
+    fitted, at_chip = (
+        {n: price_one(data.layouts[n], at, model, work, n).cost.step_s for n in race.layouts}
+        for at in (slice_.reaching(reached), slice_)
+    )
+    return _ranked(f"{race.phase} at batch {race.batch}", race.first, fitted, at_chip)
+
+
+def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iterator[tuple[str, float]]:
+    """For layouts that were chosen as the best ones: their seconds over those of the best that a search finds."""
+    slice_, model = parse_slice(data.slice).reaching(reached), model_of(data.model, data.heads)
+    for point, one in zip(data.points, points, strict=True):
+        if point.table in data.best_of:
+            work = workload(data, point)
+            mine = price_one(data.layouts[point.layout], slice_, model, work, point.layout).cost.step_s
+            best = make_plan(Request(model, [slice_], work, top=1), VERSION).plans[0].cost.step_s
+            yield one.name, mine / best
+
+
+def knee(data: Steps, reached: Reached) -> float:
+    """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
+    chip = parse_slice(data.slice).chip
+    flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
+    return flops_per_s / (reached.hbm * chip.device_hbm_bytes_per_s) * dtype_bytes(data.dtypes.weights) / 2
+
+
+def crossing(batches: Sequence[int], seconds: Sequence[float]) -> float:
+    """The batch at which the lines through small and through large batches cross.
+
+    >>> crossing([16, 32, 64, 128, 256, 512, 1024], [1, 1, 1, 1, 2, 4, 8])
+    128.0
+    """
+    middle = len(batches) // 2
+    low = (seconds[middle] - seconds[0]) / (batches[middle] - batches[0])
+    high = (seconds[-1] - seconds[-2]) / (batches[-1] - batches[-2])
+    return (seconds[0] - low * batches[0] - seconds[-1] + high * batches[-1]) / (high - low)
+
+
+def _judged(
+    target: Target,
+    data: Steps,
+    reached: Reached,
+    points: Sequence[Scored],
+    races: Sequence[Ranked],
+    ratios: Mapping[str, float],
+) -> Judged:
+    chosen = [p for p in points if target.of in ("", p.group)]
+    match target.what:
+        case "median":
+            found = errors_of(chosen, CALIBRATED).median
+        case "worst":
+            found = errors_of(chosen, CALIBRATED).worst
+        case "ranked wrong":
+            found = float(len(wrong_pairs(data, points)))
+        case "winners missed":
+            found = float(sum(r.measured != r.predicted for r in _winners(data, points)))
+        case "published first":
+            found = float(sum(r.measured != r.predicted for r in races))
+        case "within of best":
+            found = max(ratios.values()) - 1
+        case "knee":
+            found = abs(knee(data, reached) / (data.knee or 1) - 1)
+    return Judged(what=target.what, of=target.of, found=found, at_most=target.at_most)
+
+
+def _notes(data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
+    rivals = list(_rivals(data, points))
+    if rivals:
+        wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))
+        at_chip = len(wrong_pairs(data, points, CHIP))
+        yield (
+            f"{len(rivals)} pairs of layouts are measured more than {data.ranked_apart:.0%} apart; ranked wrong: "
+            f"{wrong or 'none'} when calibrated, {at_chip} at the chip's constants"
+        )
+    if data.knee:
+        batches = [point.batch for point in data.points]
+        measured = crossing(batches, [p.measured for p in points])
+        predicted = crossing(batches, [p.predicted[CALIBRATED] for p in points])
+        yield (
+            f"knee: at batch {data.knee:.0f} by its source; FLOPs take as long as reading the weights at batch "
+            f"{knee(data, reached):.0f} with the fitted constants; lines through small and through large batches cross "
+            f"at {measured:.0f} as measured, at {predicted:.0f} as predicted"
+        )
+    for name, ratio in ratios.items():
+        yield f"{name}: the published layout takes {ratio:.3f} times as long as the best that `plan` finds (unmeasured)"
