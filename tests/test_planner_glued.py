@@ -81,3 +81,18 @@ def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
             before, after = seconds(glue, column, len(state.cuts))
             best = np.maximum(early[:, column] + before, late[:, column] + after).min(axis=1)
             np.testing.assert_allclose(least[:, column], best, rtol=1e-12)
+
+
+def test_glue_of_a_single_device_waits_for_nothing() -> None:
+    """Its mesh has no axes, and one residual; without hops and launches it takes as long as with them."""
+    slice_ = parse_slice("v5e:1x1")
+    problem = problem_of(slice_, "llama-3.1-8b", "decode")
+    mesh = meshes(slice_)[0]
+    rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
+    joined = tables_of(problem, rates, np.array([BATCHES]))
+    glues, _ = price_glue(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    assert len(state.cuts) == 1
+    for glue in glues:
+        early, late = seconds(glue, 0, 1)
+        assert np.isfinite(late).all()
+        np.testing.assert_array_equal(early, late)

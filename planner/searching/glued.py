@@ -153,7 +153,7 @@ def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, In
 
 @lru_cache(maxsize=32)
 def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
-    return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(-1, axes)
+    return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(len(codes) ** axes, axes)
 
 
 def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
