@@ -113,7 +113,7 @@ def price_glue(
     """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
 
     Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
-    how many were priced.
+    how many prices that gives, over ends that some face has, residuals and batches.
     """
     wanted: dict[tuple[int, str], tuple[Part, list[tuple[int, Ints]]]] = {}
     for number, joined in enumerate(every):
@@ -128,7 +128,7 @@ def price_glue(
         chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
         priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
         step_s, wait_s, ok = (np.concatenate(one, axis=2) for one in zip(*priced, strict=True))
-        evaluations += ok.size
+        evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
             found[number].append(GlueOf(step_s, wait_s, ok, inverse[start:stop]))
