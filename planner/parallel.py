@@ -19,8 +19,13 @@ WORTH = 4
 """Fewer things than this are not worth a process."""
 
 
-def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers: int | None = None) -> Iterator[Result]:
-    """What `do` makes of each thing, in order; the last ones, which are the longest, are started first.
+def in_parallel(
+    things: Sequence[Thing],
+    do: Callable[[Thing], Result],
+    workers: int | None = None,
+    work: Callable[[Thing], float] | None = None,
+) -> Iterator[Result]:
+    """What `do` makes of each thing, in order; those of the most `work` are started first (None: the last ones).
 
     An interrupt ends it: what other processes have ready still comes, without what is not, and then the interrupt.
     One process does it all where there are few things or one core, where processes cannot be forked (not on Linux),
@@ -32,7 +37,10 @@ def in_parallel(things: Sequence[Thing], do: Callable[[Thing], Result], workers:
         yield from map(do, things)
         return
     with _pool(workers) as pool:
-        pending = deque([pool.submit(do, thing) for thing in reversed(things)][::-1])
+        last_first = range(len(things) - 1, -1, -1)
+        first = sorted(last_first, key=lambda i: -work(things[i])) if work else last_first
+        begun = {i: pool.submit(do, things[i]) for i in first}
+        pending = deque(begun[i] for i in range(len(things)))
         try:
             while pending:
                 result = pending[0].result()

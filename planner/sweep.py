@@ -7,6 +7,8 @@ from planner.candidate import Candidate, Sweep, problem_of
 from planner.parallel import in_parallel
 from planner.request import CP_SAT, Progress, Request
 from planner.searching.choices import Found, Problem
+from planner.searching.meshes import meshes
+from planner.searching.residuals import CODES
 from planner.searching.search import search
 
 
@@ -23,7 +25,7 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
     found: dict[str, Found] = {}
     try:
         asked = [(request, slice_) for slice_ in request.slices]
-        results = in_parallel(asked, search_slice, request.workers)
+        results = in_parallel(asked, search_slice, request.workers, _work)
         for slice_ in request.slices:
             progress(f"searching {slice_.name}")
             problem, one = next(results)
@@ -42,6 +44,12 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
     ]
     interrupted = len(found) < len(request.slices) or any(one.interrupted for one in found.values())
     return Sweep(found, tuple(bests), interrupted=interrupted)
+
+
+def _work(asked: tuple[Request, Slice]) -> float:
+    """About how long the search of a slice takes, in some unit: as long as it has residuals, over all meshes."""
+    request, slice_ = asked
+    return float(sum(len(CODES) ** len(mesh) for mesh in meshes(slice_, request.cuts)))
 
 
 def search_slice(asked: tuple[Request, Slice]) -> tuple[Problem, Found]:
