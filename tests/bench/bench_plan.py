@@ -59,7 +59,7 @@ def main(parts: Sequence[str], repeats: int = 3) -> None:
     if "slices" in parts:
         table(CASES, repeats)
     if "chips" in parts:
-        table(CHIPS, 1)
+        table(CHIPS, repeats)
     if "scaling" in parts:
         names = (f"v5p:{dims}" for dims in SCALING)
         table({name: ("llama-3.1-70b", "--slice", name, "--batch", TO_1024, *INT8) for name in names}, 1)
