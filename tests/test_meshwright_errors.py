@@ -35,7 +35,7 @@ USAGE = {
     "price llama-3.1-8b --slice v5e:2x2": "Missing option '--layout'; see 'meshwright price --help'",
     "plam": "No such command 'plam'",
     "plan llama-3.1-8b --slyce v5e:2x2": "No such option: --slyce",
-    "plan llama-3.1-8b --slice": "Option '--slice' requires an argument; see 'meshwright --help'",
+    "plan llama-3.1-8b --slice": "Option '--slice' requires an argument; see 'meshwright plan --help'",
     "explain a b": "Got unexpected extra argument",
 }
 

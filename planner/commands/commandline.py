@@ -67,7 +67,15 @@ def flag(names: str, about: str) -> click.Option:
 
 
 class Command(click.Command):
-    """A command whose `--help` has a section of arguments."""
+    """A command whose `--help` has a section of arguments; it is named by whatever is wrong in its own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; raises `click.UsageError`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""
