@@ -78,12 +78,16 @@ def packed(facts: Facts, programs: Sequence[Program] = (), chip: Chip | None = N
     """Where a step takes more than was promised: compiled once more, for devices with just so much HBM.
 
     With HBM to spare the compiler leaves gaps between buffers, up to half of all temporaries, and packs them where it
-    must; what a plan promises is that its step runs in so many bytes. Raises what `compile_plan` raises.
+    must; what a plan promises is that its step runs in so many bytes. A compiler that cannot be told how much HBM there
+    is leaves it at that.
     """
     promised = facts.plan.memory.total_bytes
     if isinstance(facts.made, DoesNotFit) or facts.made.total_bytes <= promised * (1 + TOTAL_WITHIN):
         return facts
-    return replace(facts, packed=compile_plan(facts.plan, programs, chip, hbm_bytes=promised).made)
+    try:
+        return replace(facts, packed=compile_plan(facts.plan, programs, chip, hbm_bytes=promised).made)
+    except CompileFailed:
+        return facts
 
 
 def compile_plan(

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 import meshwright
-from executor.compiled import Compiled, DoesNotFit
+from executor import tpu
+from executor.compiled import Compiled, CompileFailed, DoesNotFit
 from executor.devices import Unavailable, prepare_environment
 from executor.tpu import Facts, compile_plan, judge, packed, tpu_compiler
 from planner.given import layout_of
@@ -241,6 +242,20 @@ def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
     assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9000 GB usable"
     over = msgspec.structs.replace(plan.memory, total_bytes=20e9)
     assert judge(_with_memory(facts, over), "manual").status == "passed"
+
+
+@needs_compiler
+def test_a_compiler_that_cannot_be_told_of_less_memory_leaves_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it took with all of HBM free stands against the promise."""
+    memory = small().plan.memory
+    low = _with_memory(small(), msgspec.structs.replace(memory, total_bytes=0.9 * memory.total_bytes))
+
+    def fail(*_: object, **__: object) -> Facts:
+        raise CompileFailed("no such option")
+
+    monkeypatch.setattr(tpu, "compile_plan", fail)
+    assert packed(low) == low
+    assert "bytes in all" in [f.what for f in judge(packed(low), "manual").findings]
 
 
 def test_without_a_compiler_the_level_is_unavailable() -> None:
