@@ -55,20 +55,7 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         raise NothingFits(why_none(fitting, request), (), None, covered.search())
     if request.per_slice:
         bests = _first_of_each_slice(bests)
-    again = Found()
-    if swept.interrupted or request.top == 1 or request.solver != EXHAUSTIVE:
-        ranked = [(c, price_candidate(c, request)) for c in bests]
-        note = _note(request, *ranked[0])
-    else:
-        progress(f"ranking the runners-up on {bests[0].slice_.name}")
-        problem = _at_batch(bests[0])
-        with meanwhile(_runners_up, (problem, request.top), request.workers) as runners_up:
-            others = [(c, price_candidate(c, request)) for c in bests]
-            note = _note(request, *others[0])
-            again = runners_up()
-        runners = [Candidate(bests[0].slice_, problem, c) for c in again.choices[bests[0].choice.batch]]
-        ranked = [(c, price_candidate(c, request)) for c in runners] + others[1:]
-        ranked.sort(key=lambda pair: _rank(pair[0], request))
+    ranked, note, again = _ranked(request, bests, request.top if not swept.interrupted else 1, progress)
     return PlanFile(
         schema=SCHEMA,
         tool_version=version,
@@ -81,6 +68,38 @@ def make_plan(request: Request, version: str, progress: Progress = lambda _: Non
         prices=dict(request.prices),
         solver=swept.solver,
     )
+
+
+def _ranked(
+    request: Request, bests: Sequence[Candidate], top: int, progress: Progress
+) -> tuple[list[tuple[Candidate, Plan]], str | None, Found]:
+    """Candidates with their plans, the first one's runners-up among them, its note, and the runners-up's search."""
+
+    def priced(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Plan]]:
+        return [(c, price_candidate(c, request)) for c in candidates]
+
+    def note(best: Candidate, plan: Plan) -> str | None:
+        return cache_note(best.problem, request.model, tuple(request.programs), best.choice, plan)
+
+    if top == 1 or request.solver != EXHAUSTIVE:
+        found = priced(bests)
+        return found, note(*found[0]), Found()
+    best = bests[0]
+    progress(f"ranking the runners-up on {best.slice_.name}")
+    work = msgspec.structs.replace(best.problem.work, batches=(best.choice.batch,))
+    problem = replace(best.problem, work=work)
+    with meanwhile(_search, (problem, top), request.workers) as runners_up:
+        found = priced(bests)
+        said = note(*found[0])
+        again = runners_up()
+    runners = [Candidate(best.slice_, problem, c) for c in again.choices[best.choice.batch]]
+    ranked = sorted((*priced(runners), *found[1:]), key=lambda pair: _rank(pair[0], request))
+    same = ranked[0][1].layouts == found[0][1].layouts  # of equals the search of more may put another one first
+    return ranked, said if same else note(*ranked[0]), again
+
+
+def _search(asked: tuple[Problem, int]) -> Found:
+    return search(*asked)
 
 
 @dataclass(frozen=True)
@@ -125,21 +144,6 @@ def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
     for candidate in ranked:
         first.setdefault(candidate.slice_.name, candidate)
     return list(first.values())
-
-
-def _at_batch(best: Candidate) -> Problem:
-    """Its problem, of its batch alone."""
-    work = msgspec.structs.replace(best.problem.work, batches=(best.choice.batch,))
-    return replace(best.problem, work=work)
-
-
-def _runners_up(asked: tuple[Problem, int]) -> Found:
-    """The best layouts of the only batch, as many as are asked for."""
-    return search(*asked)
-
-
-def _note(request: Request, best: Candidate, plan: Plan) -> str | None:
-    return cache_note(best.problem, request.model, tuple(request.programs), best.choice, plan)
 
 
 def _rank(candidate: Candidate, request: Request) -> tuple[object, ...]:

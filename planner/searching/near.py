@@ -1,8 +1,8 @@
 """What of a mesh may be part of a layout no slower than those found already.
 
-Glue is most of the work, and takes time itself. So components are taken one by one, those of few faces first: rows
-whose own seconds are too many with the least of all else are left out before their glue is priced, and then residuals
-under which the least of the components so far is too much.
+Rows whose own seconds are too many with the least of all else are left out before glue is priced, and then residuals
+under which the least of the components is too much. Of many rows glue is most of the work: there components are taken
+one by one, those of few faces first, and each leaves less for the next.
 """
 
 from __future__ import annotations
