@@ -28,6 +28,7 @@ LONG = (
     "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[parallel-mqa-layer-norm-padded]",
     "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[gqa-sequence-and-heads]",
     "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[window-dense-and-moe]",
+    "test_executor_engine.py::test_prompts_then_decoding_equal_the_reference[moe-dispatched]",
     "test_executor_reference.py::test_decoding_prompts_of_different_length_equals_each_alone[dense]",
     "test_executor_numerics.py::test_bf16_is_held_to_a_bound_of_its_own[moe-prefill-3]",
     "test_executor_numerics.py::test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy[mixtral-8x7b-v5e:4x4-prefill]",
@@ -39,6 +40,7 @@ LONG = (
     "test_mesh_oracle.py::test_every_group_costs_exactly_its_best_cut[tpu7x:4x4x4]",
     "test_mesh_oracle.py::test_odd_and_mixed_shapes_cost_exactly_their_best_cut[v5e:8x16]",
     "test_planner_search.py::test_best_five_are_those_of_brute_force[1-143]",
+    "test_planner_search.py::test_best_five_are_those_of_brute_force[2-78]",
     "test_planner_validate_accuracy.py::test_the_table_is_what_validate_finds",
 )
 """Tests of many seconds whose like are quicker; they are among the slow ones."""
