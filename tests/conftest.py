@@ -34,6 +34,7 @@ LONG = (
     "test_executor_numerics.py::test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy[mixtral-8x7b-v5e:4x4-prefill]",
     "test_executor_host_collectives.py::test_a_searched_plan_of_a_real_model_passes[palm-540b-v4:4x4x4-prefill]",
     "test_bench.py::test_layouts_spread_over_the_prices",
+    "test_executor_hosts.py::test_two_processes_verify_a_plan_and_the_first_speaks",
     "test_executor_automatic.py::test_the_step_gives_the_logits_of_the_reference[mixed-decode0]",
     "test_executor_automatic.py::test_the_step_gives_the_logits_of_the_reference[few-prefill]",
     "test_executor_shrink.py::test_layouts_axes_and_features_stay[mixtral-8x7b-v5e:4x8-prefill-16]",
