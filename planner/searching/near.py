@@ -21,20 +21,26 @@ from strategies.rates import Floats, Ints
 
 def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
     """The board of these columns, with what may be part of a layout that takes at most so long; None: nothing."""
-    least_s = np.asarray(sum(j.least_late_s * j.component.times for j in board.joined))
+    own_s = [j.least_late_s * j.component.times for j in board.joined]
+    least_s = np.asarray(sum(own_s))
     columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
     worst = np.array([worst_s[c] for c in columns.tolist()])
     if not len(columns):
         return None
     if not np.isfinite(worst).any():
-        return _of(board, [_rows(j, columns, worst) for j in board.joined], columns, board.state, None)
+        return _of(
+            board, [j.take(_within(j, worst, columns), columns) for j in board.joined], columns, board.state, None
+        )
+    own_s = [seconds[columns] for seconds in own_s]
+    slack = worst - least_s[columns]
     close = [
-        _rows(j, columns, j.least_late_s[columns] * j.component.times + worst - least_s[columns]) for j in board.joined
+        j.take(_within(j, seconds + slack, columns), columns) for j, seconds in zip(board.joined, own_s, strict=True)
     ]
     if not all(len(j.row_of) for j in close):
         return None
-    several = one_by_one if glue_rows(close, board.state) > TOGETHER else at_once
-    return several(board, close, columns, worst)
+    if glue_rows(close, board.state) > TOGETHER:
+        return one_by_one(board, close, columns, worst, own_s)
+    return at_once(board, close, columns, worst)
 
 
 def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
@@ -51,7 +57,7 @@ def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats)
     for joined, own_s in zip(close, least_s, strict=True):
         most_s = np.full(bound.shape, -np.inf)
         most_s[well] = np.broadcast_to(worst, bound.shape)[well] - (bound[well] - own_s[well])
-        left.append(_near_rows(joined, most_s.max(axis=0)))
+        left.append(_within(joined, most_s.max(axis=0)))
     every = np.arange(len(columns))
     taken = [
         (j.take(rows, every), g.faces(np.unique(j.face[rows]))) for j, g, rows in zip(close, glues, left, strict=True)
@@ -61,15 +67,19 @@ def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats)
     return _of(board, [j for j, _ in taken], columns, state, ([g for _, g in taken], evaluations))
 
 
-def one_by_one(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
-    """Glue is priced for one component after the other, those of few faces first, for what is left by then."""
+def one_by_one(
+    board: Board, close: Sequence[Joined], columns: Ints, worst: Floats, own_s: Sequence[Floats]
+) -> Board | None:
+    """Glue is priced for one component after the other, those of few faces first, for what is left by then.
+
+    `own_s`: the least seconds of each component, without glue [columns].
+    """
     state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
-    own_s = [j.least_late_s[columns] * j.component.times for j in board.joined]
     bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
     found: dict[int, tuple[Joined, Glue]] = {}
     evaluations, every = 0, np.arange(len(columns))
     for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
-        joined = close[i].take(_near_rows(close[i], own_s[i] + worst - bound.min(axis=0)), every)
+        joined = close[i].take(_within(close[i], own_s[i] + worst - bound.min(axis=0)), every)
         if not len(joined.row_of):
             return None
         (glue,), priced = price_glue([joined], state, phase, board.rates, fast, board.batches[:, columns])
@@ -86,16 +96,11 @@ def one_by_one(board: Board, close: Sequence[Joined], columns: Ints, worst: Floa
     return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
 
 
-def _rows(joined: Joined, columns: Ints, most_s: Floats) -> Joined:
-    """The rows that take no longer than this [columns] at some batch, without glue, in these columns."""
+def _within(joined: Joined, most_s: Floats, columns: Ints | slice = slice(None)) -> Ints:
+    """The rows that take no longer than this [columns] at some of these batches, without glue."""
     seconds = joined.late_s[:, columns] * joined.component.times
     fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
-    return joined.take(np.flatnonzero(fast.any(axis=1)), columns)
-
-
-def _near_rows(joined: Joined, most_s: Floats) -> Ints:
-    """Which rows take no longer than this [columns] at some batch, without glue."""
-    return np.flatnonzero((joined.late_s * joined.component.times <= most_s).any(axis=1))
+    return np.flatnonzero(fast.any(axis=1))
 
 
 def _of(
