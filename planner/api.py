@@ -11,20 +11,15 @@ from planner.given import price_given
 from planner.planfile import PlanFile
 from planner.ranges import chosen_slices, named_slice
 from planner.request import Request
+from planner.requested import AUTO, BATCHES, fixed_of, model_of, programs_of, work_of
 from planner.serve.replicas import batches_per_slice, replicated
 from planner.solve import make_plan
 from planner.targets import Prices, Targets
 from planner.version import VERSION
-from strategies.configs import load_model
-from strategies.layoutfile import read_layout
 from strategies.models import Model
-from strategies.notation import Program
 from strategies.rooftable import RooflineTable, roofline_table
-from strategies.workload import Dtypes, Workload
 
-BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
 CONTEXT = 8192
-AUTO = "auto"
 
 
 def plan(
@@ -74,7 +69,7 @@ def plan(
     auto = batches == AUTO
     counted = batches_per_slice(batches or (), num_slices) if not isinstance(batches, str) else ()
     request = Request(
-        model=_model(model),
+        model=model_of(model),
         slices=chosen_slices(
             named,
             [chips] if isinstance(chips, str) else chips,
@@ -83,7 +78,7 @@ def plan(
             constants=constants,
             most_chips=targets.max_chips,
         ),
-        work=_work(phase, (1,) if auto else counted or None, context, weights, kv, activations, compute),
+        work=work_of(phase, (1,) if auto else counted or None, context, weights, kv, activations, compute),
         targets=targets,
         prices=prices or {},
         cuts=cuts,
@@ -94,8 +89,8 @@ def plan(
         top=top,
         solver=solver,
         solver_seconds=solver_seconds,
-        fixed={name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()},
-        programs=_programs(programs),
+        fixed=fixed_of(fix),
+        programs=programs_of(programs),
     )
     return replicated(make_plan(request, VERSION, progress), num_slices)
 
@@ -121,9 +116,9 @@ def price(
 
     Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
     """
-    work = _work(phase, batches, context, weights, kv, activations, compute)
+    work = work_of(phase, batches, context, weights, kv, activations, compute)
     slice_ = slice_at(named_slice(slice_, chip_file), constants)
-    return price_given(_model(model), slice_, work, Path(layout), _programs(programs), VERSION, pick)
+    return price_given(model_of(model), slice_, work, Path(layout), programs_of(programs), VERSION, pick)
 
 
 def roofline(
@@ -139,9 +134,9 @@ def roofline(
     chip_file: str | Path | None = None,
 ) -> RooflineTable:
     """The chapter's step-time table: everything cut evenly, ICI free. `kv_heads` changes the cache only."""
-    work = _work("decode", batches, context, weights, kv, "bf16", compute)
+    work = work_of("decode", batches, context, weights, kv, "bf16", compute)
     return roofline_table(
-        _model(model),
+        model_of(model),
         named_slice(slice_, chip_file),
         context=work.context,
         batches=work.batches,
@@ -150,25 +145,3 @@ def roofline(
         compute=compute,
         kv_heads=kv_heads,
     )
-
-
-def _model(model: Model | str | Path) -> Model:
-    return model if isinstance(model, Model) else load_model(model)
-
-
-def _programs(paths: Sequence[str | Path]) -> tuple[Program, ...]:
-    return tuple(program for path in paths for program in read_layout(Path(path)))
-
-
-def _work(
-    phase: str,
-    batches: Sequence[int] | None,
-    context: int,
-    weights: str,
-    kv: str,
-    activations: str,
-    compute: str | None,
-) -> Workload:
-    dtypes = Dtypes(weights=weights, kv=kv, activations=activations, compute=compute or activations)
-    chosen = BATCHES.get(phase, (1,)) if batches is None else tuple(batches)
-    return Workload(phase=phase, batches=chosen, context=context, dtypes=dtypes)

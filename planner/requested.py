@@ -1,4 +1,4 @@
-"""The request behind `pareto` and `fits`, from what their callers name."""
+"""What callers of the public functions name, as what a request is made of; the request behind `pareto` and `fits`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from planner.targets import Prices, Targets, in_order
 from strategies.configs import load_model
 from strategies.layoutfile import read_layout
 from strategies.models import Model
+from strategies.notation import Program
 from strategies.workload import Dtypes, Workload
 
 AUTO = "auto"
@@ -44,9 +45,9 @@ def request_of(
     targets = targets or Targets()
     weights, kv, activations, compute = dtypes
     auto = batches == AUTO
-    chosen = (1,) if auto else BATCHES.get(phase, (1,)) if batches is None or isinstance(batches, str) else batches
+    counted = None if isinstance(batches, str) else batches
     return Request(
-        model=model if isinstance(model, Model) else load_model(model),
+        model=model_of(model),
         slices=in_order(
             chosen_slices(
                 [slices] if isinstance(slices, str | Slice) else slices,
@@ -57,17 +58,42 @@ def request_of(
                 most_chips=targets.max_chips,
             )
         ),
-        work=Workload(
-            phase=phase,
-            batches=tuple(chosen),
-            context=context,
-            dtypes=Dtypes(weights=weights, kv=kv, activations=activations, compute=compute or activations),
-        ),
-        fixed={name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()},
-        programs=tuple(program for path in programs for program in read_layout(Path(path))),
+        work=work_of(phase, (1,) if auto else counted, context, weights, kv, activations, compute),
+        fixed=fixed_of(fix),
+        programs=programs_of(programs),
         targets=targets,
         prices=prices or {},
         cuts=cuts,
         auto=auto,
         workers=workers,
     )
+
+
+def model_of(model: Model | str | Path) -> Model:
+    """The model itself, or the one of that name or file."""
+    return model if isinstance(model, Model) else load_model(model)
+
+
+def programs_of(paths: Sequence[str | Path]) -> tuple[Program, ...]:
+    """The programs of `.layout` files."""
+    return tuple(program for path in paths for program in read_layout(Path(path)))
+
+
+def fixed_of(fix: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, frozenset[str]]]:
+    """The role that a torus axis must have, by component and axis."""
+    return {name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()}
+
+
+def work_of(
+    phase: str,
+    batches: Sequence[int] | None,
+    context: int,
+    weights: str,
+    kv: str,
+    activations: str,
+    compute: str | None,
+) -> Workload:
+    """What a step is; without batches, those that it has by default. `compute`: None: the activations' dtype."""
+    dtypes = Dtypes(weights=weights, kv=kv, activations=activations, compute=compute or activations)
+    chosen = BATCHES.get(phase, (1,)) if batches is None else tuple(batches)
+    return Workload(phase=phase, batches=chosen, context=context, dtypes=dtypes)

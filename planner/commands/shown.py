@@ -70,8 +70,9 @@ def chips(*, name: str | None, style: str) -> None:
 def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
     from planner import api, report_roofline
+    from planner.requested import BATCHES
 
-    table = api.roofline(model, slice_, batches=batches or api.BATCHES["decode"], **given)
+    table = api.roofline(model, slice_, batches=batches or BATCHES["decode"], **given)
     show(table, lambda: report_roofline.report(table), style)
 
 

@@ -14,13 +14,12 @@ from planner.fleet.servers import Offer, Offers, find_offers, problem_of
 from planner.fleet.solver import Solved, solve_fleet
 from planner.planfile import SCHEMA, PlanFile, Search
 from planner.request import Progress
+from planner.requested import model_of, programs_of
 from planner.searching.meshes import TWO
 from planner.solve import NothingFits
 from planner.stated.fleet import Traffic
 from planner.targets import Prices, Targets
 from planner.version import VERSION
-from strategies.configs import load_model
-from strategies.layoutfile import read_layout
 from strategies.models import Model
 from strategies.workload import Dtypes
 
@@ -65,7 +64,7 @@ def fleet(
     """
     names = {name.strip().lower(): chips for name, chips in quota.items()}
     request = FleetRequest(
-        model=model if isinstance(model, Model) else load_model(model),
+        model=model_of(model),
         quota=names,
         slices=quota_slices(names, chip_file, constants),
         traffic=traffic_of(traffic),
@@ -75,7 +74,7 @@ def fleet(
         targets=targets or Targets(),
         prices={name.strip().lower(): price for name, price in (prices or {}).items()},
         utilisation=utilisation,
-        programs=tuple(program for path in programs for program in read_layout(Path(path))),
+        programs=programs_of(programs),
         solver_seconds=solver_seconds,
         cuts=cuts,
         workers=workers,

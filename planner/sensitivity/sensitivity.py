@@ -23,6 +23,7 @@ from planner.plan import Plan
 from planner.planfile import pick_plan, read_plan
 from planner.pricing import price_layout
 from planner.request import Fixed, Progress, Request, make_problem
+from planner.requested import fixed_of, programs_of
 from planner.roles_text import roles_over
 from planner.searching.choices import Problem
 from planner.searching.meshes import TWO
@@ -30,7 +31,6 @@ from planner.searching.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
 from planner.version import VERSION
 from strategies.cost import speeds
-from strategies.layoutfile import read_layout
 from strategies.notation import Program
 from strategies.workload import Workload
 
@@ -116,8 +116,8 @@ def sensitivity(
     if not found.plans:
         raise InputError(f"the plan file '{path}' holds no plan; expected one, as 'meshwright plan -o' writes it")
     plan = pick_plan(found, path, pick)
-    read = tuple(program for one in programs for program in read_layout(Path(one)))
-    fixed = {name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()}
+    read = programs_of(programs)
+    fixed = fixed_of(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
     return _report(subject, str(path), pick, swing, progress)
 

@@ -18,6 +18,7 @@ from planner.candidate import Candidate, Sweep
 from planner.planfile import SCHEMA, PlanFile, Search
 from planner.ranges import chosen_slices
 from planner.request import CP_SAT, EXHAUSTIVE, Progress
+from planner.requested import model_of, programs_of
 from planner.searching.choices import Found
 from planner.searching.meshes import TWO
 from planner.serve.coupled import proved_ways
@@ -29,8 +30,6 @@ from planner.stated.serving import MODES, Serving, ServingEntry
 from planner.sweep import sweep
 from planner.targets import Prices, Targets
 from planner.version import VERSION
-from strategies.configs import load_model
-from strategies.layoutfile import read_layout
 from strategies.models import Model
 from strategies.workload import Dtypes
 
@@ -77,7 +76,7 @@ def serve(
     Raises InputError on bad input and NothingFits where no way to serve fits or meets the targets.
     """
     request = ServeRequest(
-        model=model if isinstance(model, Model) else load_model(model),
+        model=model_of(model),
         slices=chosen_slices(
             [slices] if isinstance(slices, str | Slice) else slices,
             chips,
@@ -97,7 +96,7 @@ def serve(
         top=top,
         targets=targets or Targets(),
         prices=prices or {},
-        programs=tuple(program for path in programs for program in read_layout(Path(path))),
+        programs=programs_of(programs),
         cuts=cuts,
         workers=workers,
         solver=solver,
