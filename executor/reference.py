@@ -4,7 +4,7 @@ Small and obviously right rather than fast: whole score matrices, every expert o
 recomputes all of it for each token. It shares no code with the interpreter of layout programs. Arithmetic is in
 float32 or wider, whatever the parameters' dtype, so that rounded weights are compared with their exact result.
 
-Symbols are those of `strategies.models`. A parameter tree is {component: {tensor: array}}, components named as
+Symbols are those of `strategies.models.models`. A parameter tree is {component: {tensor: array}}, components named as
 in `strategies.components`; all but those of `vocab` are stacked over the layers that the component serves.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mesh.errors import InputError
-from strategies.models import Attention, LayerGroup, Mlp, Model
+from strategies.models.models import Attention, LayerGroup, Mlp, Model
 
 Tensors = Mapping[str, jax.Array]
 Params = Mapping[str, Tensors]

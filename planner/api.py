@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mesh.slices import Slice
-from planner.accuracy import slice_at
-from planner.given import price_given
-from planner.planfile import PlanFile
-from planner.ranges import chosen_slices, named_slice
-from planner.request import Request
-from planner.requested import AUTO, BATCHES, fixed_of, model_of, programs_of, work_of
-from planner.serve.replicas import batches_per_slice, replicated
-from planner.solve import make_plan
-from planner.targets import Prices, Targets
+from planner.best.replicas import batches_per_slice, replicated
+from planner.best.solve import make_plan
+from planner.plan.accuracy import slice_at
+from planner.plan.layout_file import price_given
+from planner.plan.planfile import PlanFile
+from planner.query.request import Request
+from planner.query.requested import AUTO, BATCHES, fixed_of, model_of, programs_of, work_of
+from planner.query.slices import chosen_slices, named_slice
+from planner.query.targets import Prices, Targets
 from planner.version import VERSION
-from strategies.models import Model
-from strategies.rooftable import RooflineTable, roofline_table
+from strategies.book.rooftable import RooflineTable, roofline_table
+from strategies.models.models import Model
 
 CONTEXT = 8192
 
@@ -55,7 +55,7 @@ def plan(
     `slices` are those named; `chips` adds every legal slice of these with a number of chips in `chip_counts` (ends
     included; None: no end), and then only the best batch of each slice has a plan. `batches` "auto": powers of two and
     the largest that fits each slice. Plans meet all `targets`; `prices` are dollars per chip and hour, by chip name.
-    `cuts`: how torus axes are cut, see `planner.searching.meshes`; `workers`: processes (None: one per core).
+    `cuts`: how torus axes are cut, see `planner.search.meshes`; `workers`: processes (None: one per core).
     `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
     axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
     chip in `chip_file` are known, too. `constants`: what estimates take programs to reach: "chip" (the chip's own),

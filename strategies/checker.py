@@ -13,7 +13,7 @@ from math import prod
 
 from strategies.notation import Axes, Dim, LayoutError, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
-from strategies.rules_common import Broken, WholeIfCut, well_formed
+from strategies.rules.common import Broken, WholeIfCut, well_formed
 
 OPTIONS = {"Attend": {"order": ("contiguous", "zigzag")}, "RingAttend": {"order": ("contiguous", "zigzag")}}
 _TOKENS = {"decode": ("B",), "prefill": ("B", "T")}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from mesh.errors import InputError
-from strategies import glue
+from strategies import residual_program as glue
 from strategies.checker import Requirements, check
 from strategies.layoutfile import builtin_programs, specialise
-from strategies.models import LayerGroup, Model
+from strategies.models.models import LayerGroup, Model
+from strategies.models.workload import Workload, features, layer_dims, vocab_dims
 from strategies.notation import LayoutError, Program, Tensor
-from strategies.workload import Workload, features, layer_dims, vocab_dims
 
 IDLE = "-"
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strategies import prices, rules, rules_attention
-from strategies.prices import Price
-from strategies.rules_common import Rule
+from strategies.readers import prices
+from strategies.readers.prices import Price
+from strategies.rules import attention, collectives
+from strategies.rules.common import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,37 +21,37 @@ class Primitive:
     price: Price
 
 
-_FUSED = Primitive(rules.elementwise, prices.fused)
+_FUSED = Primitive(collectives.elementwise, prices.fused)
 
 PRIMITIVES: dict[str, Primitive] = {
-    "Einsum": Primitive(rules.einsum, prices.einsum),
-    "AllGather": Primitive(rules.all_gather, prices.all_gather),
-    "ReduceScatter": Primitive(rules.reduce_scatter, prices.reduce_scatter),
-    "AllReduce": Primitive(rules.all_reduce, prices.all_reduce),
-    "AllToAll": Primitive(rules.all_to_all, prices.all_to_all),
-    "Slice": Primitive(rules.slice_, prices.free),
-    "Split": Primitive(rules.split, prices.free),
-    "Merge": Primitive(rules.merge, prices.free),
-    "Rename": Primitive(rules.rename, prices.free),
+    "Einsum": Primitive(collectives.einsum, prices.einsum),
+    "AllGather": Primitive(collectives.all_gather, prices.all_gather),
+    "ReduceScatter": Primitive(collectives.reduce_scatter, prices.reduce_scatter),
+    "AllReduce": Primitive(collectives.all_reduce, prices.all_reduce),
+    "AllToAll": Primitive(collectives.all_to_all, prices.all_to_all),
+    "Slice": Primitive(collectives.slice_, prices.free),
+    "Split": Primitive(collectives.split, prices.free),
+    "Merge": Primitive(collectives.merge, prices.free),
+    "Rename": Primitive(collectives.rename, prices.free),
     "Gelu": _FUSED,
     "Silu": _FUSED,
     "SwiGLU": _FUSED,
-    "Add": Primitive(rules.add, prices.fused),
-    "Bias": Primitive(rules.bias, prices.fused),
-    "SumSq": Primitive(rules.sum_over_d, prices.fused),
-    "Sum": Primitive(rules.sum_over_d, prices.fused),
-    "Norm": Primitive(rules.norm, prices.fused),
-    "HeadNorm": Primitive(rules.head_norm, prices.fused),
-    "Rope": Primitive(rules.rope, prices.fused),
-    "Append": Primitive(rules_attention.append, prices.append),
-    "Attend": Primitive(rules_attention.attend, prices.attend),
-    "RingAttend": Primitive(rules_attention.ring_attend, prices.ring_attend),
-    "AttendReduce": Primitive(rules_attention.attend_reduce, prices.attend_reduce),
-    "AttendScatter": Primitive(rules_attention.attend_scatter, prices.attend_scatter),
-    "TopK": Primitive(rules_attention.top_k, prices.fused),
-    "Dispatch": Primitive(rules_attention.dispatch, prices.moved),
-    "Combine": Primitive(rules_attention.combine, prices.moved),
-    "Lookup": Primitive(rules_attention.lookup, prices.lookup),
-    "ArgMax": Primitive(rules_attention.arg_max, prices.arg_max),
-    "Last": Primitive(rules_attention.last, prices.free),
+    "Add": Primitive(collectives.add, prices.fused),
+    "Bias": Primitive(collectives.bias, prices.fused),
+    "SumSq": Primitive(collectives.sum_over_d, prices.fused),
+    "Sum": Primitive(collectives.sum_over_d, prices.fused),
+    "Norm": Primitive(collectives.norm, prices.fused),
+    "HeadNorm": Primitive(collectives.head_norm, prices.fused),
+    "Rope": Primitive(collectives.rope, prices.fused),
+    "Append": Primitive(attention.append, prices.append),
+    "Attend": Primitive(attention.attend, prices.attend),
+    "RingAttend": Primitive(attention.ring_attend, prices.ring_attend),
+    "AttendReduce": Primitive(attention.attend_reduce, prices.attend_reduce),
+    "AttendScatter": Primitive(attention.attend_scatter, prices.attend_scatter),
+    "TopK": Primitive(attention.top_k, prices.fused),
+    "Dispatch": Primitive(attention.dispatch, prices.moved),
+    "Combine": Primitive(attention.combine, prices.moved),
+    "Lookup": Primitive(attention.lookup, prices.lookup),
+    "ArgMax": Primitive(attention.arg_max, prices.arg_max),
+    "Last": Primitive(attention.last, prices.free),
 }

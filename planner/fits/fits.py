@@ -1,6 +1,6 @@
 """`fits`: per slice the largest batch at a context and the largest context at a batch, and what runs out.
 
-Largest numbers are exact (`planner.fits.largest`). What devices then hold is of one layout that fits, priced in full:
+Largest numbers are exact (`planner.search.largest`). What devices then hold is of one layout that fits, priced in full:
 of those the search's tables have, one that takes about the least bytes.
 """
 
@@ -14,19 +14,19 @@ from pathlib import Path
 import msgspec
 
 from mesh.slices import Slice
-from planner.fits.footprint import Footprints, Key
-from planner.fits.largest import batch_key, context_key, largest_batch, largest_context
-from planner.layout import from_choice
 from planner.parallel import in_parallel
-from planner.plan import LayoutOf, Memory, MeshAxes, Plan, Value
-from planner.pricing import price_layout
-from planner.request import Progress, Request, make_problem
-from planner.requested import request_of
-from planner.searching.choices import Choice, Problem
-from planner.searching.search import columns
+from planner.plan.layout import from_choice
+from planner.plan.plan import LayoutOf, Memory, MeshAxes, Plan, Value
+from planner.plan.pricing import price_layout
+from planner.query.request import Progress, Request, make_problem
+from planner.query.requested import request_of
+from planner.search.footprint import Footprints, Key
+from planner.search.largest import batch_key, context_key, largest_batch, largest_context
+from planner.search.problem import Choice, Problem
+from planner.search.search import columns
 from planner.version import VERSION
-from strategies.models import Model
-from strategies.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
+from strategies.models.models import Model
+from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
 
 SCHEMA = "meshwright.fits/1"
 WEIGHTS, CACHE, ACTIVATIONS, DIVISION, NOTHING = "weights alone", "KV cache", "activations", "divisibility", "nothing"

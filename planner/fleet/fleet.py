@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from planner.best.solve import NothingFits
 from planner.fleet.problem import ROLES, FleetProblem
 from planner.fleet.reasons import quota_reason, why_not
 from planner.fleet.request import PREFILL_BATCHES, FleetRequest, quota_slices, traffic_of
 from planner.fleet.result import fleet_of
 from planner.fleet.servers import Offer, Offers, find_offers, problem_of
 from planner.fleet.solver import Solved, solve_fleet
-from planner.planfile import SCHEMA, PlanFile, Search
-from planner.request import Progress
-from planner.requested import model_of, programs_of
-from planner.searching.meshes import TWO
-from planner.solve import NothingFits
-from planner.stated.fleet import Traffic
-from planner.targets import Prices, Targets
+from planner.plan.file_fleet import Traffic
+from planner.plan.planfile import SCHEMA, PlanFile, Search
+from planner.query.request import Progress
+from planner.query.requested import model_of, programs_of
+from planner.query.targets import Prices, Targets
+from planner.search.meshes import TWO
 from planner.version import VERSION
-from strategies.models import Model
-from strategies.workload import Dtypes
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes
 
 
 class NoFleet(NothingFits):
@@ -58,7 +58,7 @@ def fleet(
     `quota`: chips by kind, as {"v5e": 256}; `traffic`: a `Traffic`, or {"requests_per_s": 20, "input": 2000,
     "output": 300}; `decode_batches`: by default powers of two and the largest that fits; without `prices` the
     cheapest fleet has the fewest chips; the traffic may take the share `utilisation` of each role's rate; `cuts`: how
-    torus axes are cut, see `planner.searching.meshes`; `workers`: processes that search (None: one per core).
+    torus axes are cut, see `planner.search.meshes`; `workers`: processes that search (None: one per core).
     An interrupt, or the end of `solver_seconds`, gives the best so far: `fleet.proof` says so.
     Raises InputError on bad input, and NoFleet (a NothingFits) where no fleet does it.
     """

@@ -7,14 +7,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from mesh.slices import Slice, slices_of
-from planner.fits.footprint import Footprints
+from meshwright.reports.text import digits
 from planner.fleet.problem import ROLES, FleetProblem, Whole, whole_numbers
 from planner.fleet.request import FleetRequest
 from planner.fleet.servers import Offers, ttft_s
 from planner.fleet.solver import Answer, add_barred, add_demand, answer, chips_used
-from planner.report_text import digits
-from planner.request import make_problem
-from planner.searching.search import columns
+from planner.query.request import make_problem
+from planner.search.footprint import Footprints
+from planner.search.search import columns
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -13,16 +13,16 @@ import msgspec
 from mesh.chips import chip_names, closest, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.options import number, whole
-from planner.ranges import chosen_slices
-from planner.request import CP_SAT, Request, check_solver
-from planner.searching.meshes import TWO
-from planner.stated.fleet import MOST_CHIPS, Traffic
-from planner.targets import Prices, Targets, check_prices, in_order, price_of
-from planner.transfer import chip_dcn_bytes_per_s
-from strategies.models import Model
+from meshwright.parsing import number, whole
+from planner.plan.file_fleet import MOST_CHIPS, Traffic
+from planner.plan.transfer import chip_dcn_bytes_per_s
+from planner.query.request import CP_SAT, Request, check_solver
+from planner.query.slices import chosen_slices
+from planner.query.targets import Prices, Targets, check_prices, in_order, price_of
+from planner.search.meshes import TWO
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes, Workload, cache_slots
 from strategies.notation import Program
-from strategies.workload import Dtypes, Workload, cache_slots
 
 PREFILL_BATCHES = (1, 2, 4, 8, 16)
 _QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
@@ -33,7 +33,7 @@ _TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
 class FleetRequest:
     """Slices of the quota's chips, the traffic and the targets; `decode_batches`: None for all that fit.
 
-    `cuts`: see `planner.searching.meshes`; `workers`: processes that search, None: one per core.
+    `cuts`: see `planner.search.meshes`; `workers`: processes that search, None: one per core.
 
     Decode is searched at a context of `input` + `output` tokens: the cache must hold a request to its end, and no
     step is slower than one with full caches. Raises `InputError` on what cannot be.

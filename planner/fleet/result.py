@@ -10,9 +10,9 @@ from planner.fleet.problem import FleetProblem
 from planner.fleet.request import FleetRequest
 from planner.fleet.servers import Offer, transfer_s, ttft_s
 from planner.fleet.solver import Solved
-from planner.stated.fleet import Fleet, FleetMember, FleetQuota
-from planner.targets import dollars_per_million_tokens
-from planner.transfer import chip_dcn_bytes_per_s, request_cache_bytes
+from planner.plan.file_fleet import Fleet, FleetMember, FleetQuota
+from planner.plan.transfer import chip_dcn_bytes_per_s, request_cache_bytes
+from planner.query.targets import dollars_per_million_tokens
 
 
 def fleet_of(

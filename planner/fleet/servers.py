@@ -3,7 +3,7 @@
 A prefill server runs whole batches of p prompts, P seconds each, and sends their caches over DCN while it runs the
 next. A decode server of b slots runs steps of D seconds at a full cache, and takes new requests one by one: b/O in
 the mean between two steps, at O output tokens; each stops it for C seconds, gathering the copies that its layout
-holds of the cache (0 where it holds one; `planner.transfer`). So, with f = b/O,
+holds of the cache (0 where it holds one; `planner.plan.transfer`). So, with f = b/O,
 
     requests/s of a prefill server      p / P, or fewer where it cannot send so many caches
     requests/s of a decode server       b / (O (D + f C)), or fewer where it cannot receive so many
@@ -26,18 +26,18 @@ from math import ceil
 import msgspec
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
-from planner.fits.largest import largest_batch
+from planner.best.candidate import Candidate, price_candidate
+from planner.best.sweep import search_best
 from planner.fleet.problem import ROLES, FleetProblem, Server, least_cost
 from planner.fleet.request import FleetRequest
 from planner.fleet.solver import cost_of_some_fleet
 from planner.parallel import in_parallel
-from planner.plan import Plan
-from planner.request import Progress, Request, make_problem
-from planner.searching.choices import Found, Problem
+from planner.plan.plan import Plan
+from planner.plan.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
+from planner.query.request import Progress, Request, make_problem
+from planner.search.largest import largest_batch
+from planner.search.problem import Found, Problem
 from planner.serve.rates import Steps, decode_rate, prefill_rate
-from planner.sweep import search_best
-from planner.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
 
 AT_ONCE = 2
 """Slices that are searched together, in both roles, in as many processes; always as many, on any machine."""

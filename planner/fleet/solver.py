@@ -27,7 +27,7 @@ from planner.fleet.problem import (
     whole_cost,
     whole_numbers,
 )
-from planner.stated.fleet import FleetProof
+from planner.plan.file_fleet import FleetProof
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

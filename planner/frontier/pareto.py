@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, Sweep, price_candidate
-from planner.meeting import check_phase, meeting, why_none
-from planner.planfile import SCHEMA, PlanFile, Search
-from planner.request import EXHAUSTIVE, Progress, Request
-from planner.requested import request_of
-from planner.solve import INTERRUPTED, NothingFits, make_plan
-from planner.stated.frontier import COST, LATENCY, THROUGHPUT, Frontier, Point
-from planner.sweep import sweep
-from planner.targets import Prices, Targets, dollars_per_million_tokens, price_of
+from planner.best.candidate import Candidate, Sweep, price_candidate
+from planner.best.meeting import check_phase, meeting, why_none
+from planner.best.solve import INTERRUPTED, NothingFits, make_plan
+from planner.best.sweep import sweep
+from planner.plan.file_frontier import COST, LATENCY, THROUGHPUT, Frontier, Point
+from planner.plan.planfile import SCHEMA, PlanFile, Search
+from planner.query.request import EXHAUSTIVE, Progress, Request
+from planner.query.requested import request_of
+from planner.query.targets import Prices, Targets, dollars_per_million_tokens, price_of
 from planner.version import VERSION
-from strategies.models import Model
+from strategies.models.models import Model
 
 OBJECTIVE = "frontier"
 _DIGITS = 12  # values that agree to so many digits are equal, as in the search

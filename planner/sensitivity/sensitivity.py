@@ -16,23 +16,23 @@ import msgspec
 from mesh.chips import Chip, chip_names, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
-from planner.given import layout_of
-from planner.layout import Layout
-from planner.plan import Plan
-from planner.planfile import pick_plan, read_plan
-from planner.pricing import price_layout
-from planner.request import Fixed, Progress, Request, make_problem
-from planner.requested import fixed_of, programs_of
-from planner.roles_text import roles_over
-from planner.searching.choices import Problem
-from planner.searching.meshes import TWO
-from planner.searching.search import search
+from planner.best.candidate import Candidate, price_candidate
+from planner.plan.layout import Layout
+from planner.plan.layout_file import layout_of
+from planner.plan.plan import Plan
+from planner.plan.planfile import pick_plan, read_plan
+from planner.plan.pricing import price_layout
+from planner.plan.roles_text import roles_over
+from planner.query.request import Fixed, Progress, Request, make_problem
+from planner.query.requested import fixed_of, programs_of
+from planner.search.meshes import TWO
+from planner.search.problem import Problem
+from planner.search.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
 from planner.version import VERSION
-from strategies.cost import speeds
+from strategies.models.workload import Workload
 from strategies.notation import Program
-from strategies.workload import Workload
+from strategies.readers.cost import speeds
 
 SWING = 0.2
 LEAST_SWING = 1e-4

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.plan import LayoutOf, MeshAxes, Value
-from strategies.workload import Dtypes
+from planner.plan.plan import LayoutOf, MeshAxes, Value
+from strategies.models.workload import Dtypes
 
 SCHEMA = "meshwright.sensitivity/1"
 

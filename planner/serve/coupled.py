@@ -14,16 +14,16 @@ import msgspec
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import price_candidate
-from planner.given import layout_of
-from planner.plan import Plan
-from planner.pricing import price_layout
-from planner.request import Progress, Request
+from planner.best.candidate import price_candidate
+from planner.plan.file_proof import Proof
+from planner.plan.layout_file import layout_of
+from planner.plan.plan import Plan
+from planner.plan.pricing import price_layout
+from planner.query.request import Progress, Request
 from planner.serve.rates import Steps
 from planner.serve.request import ServeRequest, Way
 from planner.serve.ways import PACES, way_on_one, ways_on_one
-from planner.stated.proof import Proof
-from strategies.cost import speeds
+from strategies.readers.cost import speeds
 
 
 def proved_ways(
@@ -68,7 +68,7 @@ def ideal_way(request: ServeRequest, mode: str, prefill: Plan, decode: Plan) -> 
 
 def _solved(request: ServeRequest, slice_: Slice, prompts: int, slots: int) -> Iterator[Way]:
     """The ways of the pair that CP-SAT proves best for these batches, if one fits."""
-    from planner.coupled.pair import shared_pair
+    from planner.cpsat.pair import shared_pair
 
     prefill, decode = _at(request.of("prefill"), prompts), _at(request.of("decode"), slots)
     try:

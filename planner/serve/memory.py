@@ -8,10 +8,10 @@ from functools import cached_property
 from math import ceil, prod
 
 from mesh.slices import Slice
-from planner.plan import Plan
+from planner.plan.file_serving import Move, Together
+from planner.plan.plan import Plan
 from planner.serve.reshard import added, differing, insert_move, layers_of, weight_names, weights_move
-from planner.stated.serving import Move, Together
-from strategies.dtypes import dtype_bytes
+from strategies.models.dtypes import dtype_bytes
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from mesh.errors import InputError
-from planner.stated.serving import Pace
-from planner.transfer import Transfer
+from planner.plan.file_serving import Pace
+from planner.plan.transfer import Transfer
 
 LEAST_EFFICIENCY = 0.95
 """Numbers of slices are the smallest with this share of the throughput per chip at the exact ratio."""

@@ -9,15 +9,15 @@ import msgspec
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.plan import Plan
-from planner.request import EXHAUSTIVE, Request, check_solver
-from planner.searching.meshes import TWO
-from planner.stated.serving import MODES, Pace, Together
-from planner.targets import Prices, Targets, check_prices, dollars_per_million_tokens, price_of
-from planner.transfer import Transfer, chip_dcn_bytes_per_s
-from strategies.models import Model
+from planner.plan.file_serving import MODES, Pace, Together
+from planner.plan.plan import Plan
+from planner.plan.transfer import Transfer, chip_dcn_bytes_per_s
+from planner.query.request import EXHAUSTIVE, Request, check_solver
+from planner.query.targets import Prices, Targets, check_prices, dollars_per_million_tokens, price_of
+from planner.search.meshes import TWO
+from strategies.models.models import Model
+from strategies.models.workload import LARGEST_CONTEXT, Dtypes, Workload, cache_slots, check_count
 from strategies.notation import Program
-from strategies.workload import LARGEST_CONTEXT, Dtypes, Workload, cache_slots, check_count
 
 OBJECTIVES = ("throughput", "latency", "cost")
 """Caches are this many tokens long, or twice, ...: of an int8 cache of 2300 tokens, which fill no tile of 32 rows, the
@@ -29,9 +29,9 @@ class ServeRequest:
     """Requests of `input` and `output` tokens, on these slices. `batches`: of decode; `prefill_batches`: prompts.
 
     `auto`: instead of `batches`, powers of two and the largest that fits each slice; `cuts`, `workers`: as in
-    `planner.request`. `modes`: ways to serve, of `serving.MODES`. Targets hold for the worst time per token, and the
-    worst to the first token. `solver` "cp-sat": also pairs that share their weights, each within `solver_seconds`.
-    Raises `InputError` on what contradicts itself.
+    `planner.query.request`. `modes`: ways to serve, of `serving.MODES`. Targets hold for the worst time per token,
+    and the worst to the first token. `solver` "cp-sat": also pairs that share their weights, each within
+    `solver_seconds`. Raises `InputError` on what contradicts itself.
     """
 
     model: Model

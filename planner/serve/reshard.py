@@ -18,11 +18,11 @@ import numpy as np
 
 from mesh.pieces import Piece
 from mesh.slices import Slice
-from planner.plan import Plan, TensorSpec
-from planner.stated.serving import Move
-from planner.transfer import gather_s, swap_s, torus_pieces
-from strategies.dtypes import dtype_bytes
-from strategies.rates import Floats, Ints
+from planner.plan.file_serving import Move
+from planner.plan.plan import Plan, TensorSpec
+from planner.plan.transfer import gather_s, swap_s, torus_pieces
+from strategies.models.dtypes import dtype_bytes
+from strategies.readers.rates import Floats, Ints
 
 Cut = tuple[Piece, ...]
 CACHES = ("Kc", "Vc")

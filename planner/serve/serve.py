@@ -14,24 +14,24 @@ from itertools import product
 from pathlib import Path
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, Sweep
-from planner.planfile import SCHEMA, PlanFile, Search
-from planner.ranges import chosen_slices
-from planner.request import CP_SAT, EXHAUSTIVE, Progress
-from planner.requested import model_of, programs_of
-from planner.searching.choices import Found
-from planner.searching.meshes import TWO
+from planner.best.candidate import Candidate, Sweep
+from planner.best.solve import INTERRUPTED, NothingFits, make_plan
+from planner.best.sweep import sweep
+from planner.plan.file_serving import MODES, Serving, ServingEntry
+from planner.plan.planfile import SCHEMA, PlanFile, Search
+from planner.query.request import CP_SAT, EXHAUSTIVE, Progress
+from planner.query.requested import model_of, programs_of
+from planner.query.slices import chosen_slices
+from planner.query.targets import Prices, Targets
+from planner.search.meshes import TWO
+from planner.search.problem import Found
 from planner.serve.coupled import proved_ways
 from planner.serve.request import ServeRequest, Way
 from planner.serve.share import by_letters, leaner, sharing
 from planner.serve.ways import Priced, numbered, shown, ways_on_one, ways_on_two
-from planner.solve import INTERRUPTED, NothingFits, make_plan
-from planner.stated.serving import MODES, Serving, ServingEntry
-from planner.sweep import sweep
-from planner.targets import Prices, Targets
 from planner.version import VERSION
-from strategies.models import Model
-from strategies.workload import Dtypes
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes
 
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PREFILL_BATCHES = (1, 2, 4, 8, 16)

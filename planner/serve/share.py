@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.slices import Slice
-from planner.candidate import Candidate
-from planner.plan import Plan
-from planner.request import make_problem
-from planner.searching.choices import Problem
-from planner.searching.search import search
+from planner.best.candidate import Candidate
+from planner.plan.plan import Plan
+from planner.query.request import make_problem
+from planner.search.problem import Problem
+from planner.search.search import search
 from planner.serve.memory import Pair
 from planner.serve.request import ServeRequest
 from planner.serve.ways import Priced

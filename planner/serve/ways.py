@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
-from planner.plan import Plan
-from planner.searching.choices import Choice
+from planner.best.candidate import Candidate, price_candidate
+from planner.plan.file_serving import Together
+from planner.plan.plan import Plan
+from planner.plan.transfer import Side, side_of, transfer
+from planner.search.problem import Choice
 from planner.serve.memory import Pair, prefill_steps
 from planner.serve.rates import (
     Steps,
@@ -21,8 +23,6 @@ from planner.serve.rates import (
     slice_counts,
 )
 from planner.serve.request import ServeRequest, Way
-from planner.stated.serving import Together
-from planner.transfer import Side, side_of, transfer
 
 PACES = {"batched": batched, "interleaved": interleaved}
 """The ways to serve on one slice."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mesh.chips import Reached
 from mesh.slices import parse_slice
-from planner.accuracy import OWN, ErrorBar
+from planner.plan.accuracy import OWN, ErrorBar
 from planner.validate.measured import MEASURED, Steps, read_set
 from planner.validate.scores import CALIBRATED, CHIP, SHEET, SetScore, Validation, errors_of
 

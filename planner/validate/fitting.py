@@ -14,7 +14,7 @@ import numpy as np
 
 from mesh.chips import Reached
 from planner.validate.terms import Terms
-from strategies.rates import Floats
+from strategies.readers.rates import Floats
 
 TRUSTED = 0.05
 """Relative error of one measurement that is no surprise."""

@@ -12,9 +12,9 @@ import msgspec
 
 from mesh.chips import closest
 from mesh.errors import InputError
-from planner.given import Given
-from strategies.models import Model
-from strategies.workload import Dtypes
+from planner.plan.layout_file import Given
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes
 
 MEASURED = Path(__file__).parent.parent / "data" / "measured"
 

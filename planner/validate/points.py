@@ -10,18 +10,18 @@ import msgspec
 from mesh.chips import Reached
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
-from planner.accuracy import slice_at
-from planner.given import Given, laid_out
-from planner.plan import Plan, StepPlan
-from planner.pricing import price_layout
+from planner.plan.accuracy import slice_at
+from planner.plan.layout_file import Given, laid_out
+from planner.plan.plan import Plan, StepPlan
+from planner.plan.pricing import price_layout
 from planner.validate.measured import Curve, StepPoint, Steps
 from planner.validate.terms import AT_ONE, Terms, terms_of, terms_of_collectives
 from strategies.components import components
-from strategies.configs import load_model
-from strategies.cost import speeds
-from strategies.models import Model
-from strategies.rates import Rates, tabulate_rates
-from strategies.workload import Workload
+from strategies.models.configs import load_model
+from strategies.models.models import Model
+from strategies.models.workload import Workload
+from strategies.readers.cost import speeds
+from strategies.readers.rates import Rates, tabulate_rates
 
 
 def model_of(name: str | Model, heads: int | None = None, **attention: int) -> Model:

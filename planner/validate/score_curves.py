@@ -12,7 +12,7 @@ import numpy as np
 
 from mesh.chips import Reached
 from mesh.slices import parse_slice
-from planner.accuracy import slice_at
+from planner.plan.accuracy import slice_at
 from planner.validate.fitting import Fit, fit, left_out
 from planner.validate.measured import Check, Curve, Curves
 from planner.validate.points import collective_s, default_of, terms_of_curve

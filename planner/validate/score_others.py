@@ -8,12 +8,12 @@ import msgspec
 
 from mesh.chips import Chip, load_chip
 from mesh.slices import parse_slice
-from planner.accuracy import slice_at
+from planner.plan.accuracy import slice_at
 from planner.validate.measured import Limit, Limits, Measured, Microbenchmarks, Serving
 from planner.validate.points import default_of, model_of, price_one
 from planner.validate.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors
-from strategies.models import Model
-from strategies.workload import Dtypes, Workload
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes, Workload
 
 
 def score_limits(name: str, data: Limits) -> SetScore:

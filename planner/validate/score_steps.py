@@ -9,8 +9,8 @@ import numpy as np
 
 from mesh.chips import Reached
 from mesh.slices import parse_slice
-from planner.request import Request
-from planner.solve import make_plan
+from planner.best.solve import make_plan
+from planner.query.request import Request
 from planner.validate.fitting import Fit, fit, left_out
 from planner.validate.measured import Race, StepPoint, Steps, Target
 from planner.validate.points import (
@@ -35,7 +35,7 @@ from planner.validate.scores import (
     errors_of,
 )
 from planner.version import VERSION
-from strategies.dtypes import dtype_bytes
+from strategies.models.dtypes import dtype_bytes
 
 
 def score_steps(name: str, data: Steps) -> SetScore:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from mesh.chips import Reached
-from planner.plan import Value
+from planner.plan.plan import Value
 
 BOUND, SHEET, CHIP, FITTED, CALIBRATED = "lower bound", "data sheet", "chip", "fitted", "calibrated"
 COMPUTED = "computed"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from mesh.chips import Reached
-from planner.plan import Plan, StepPlan
-from strategies.rates import Flags, Floats, Ints
+from planner.plan.plan import Plan, StepPlan
+from strategies.readers.rates import Flags, Floats, Ints
 
 AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 """The constants at which points are priced for `Terms`: every share 1, launches free."""

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.calibrate import PLATFORMS, Effort, calibrate, device_mesh, launch_fit, matmul_s
+from executor.calibrate.calibrate import PLATFORMS, Effort, calibrate, device_mesh, launch_fit, matmul_s
 from executor.devices import Unavailable
 from mesh.chips import Chip, read_chip
 from mesh.errors import InputError
-from strategies.dtypes import dtype_bytes
-from strategies.intensity import break_even_uses, roofline_s
+from strategies.book.intensity import break_even_uses, roofline_s
+from strategies.models.dtypes import dtype_bytes
 
 BATCHES = {"cpu": 256, "gpu": 2048, "tpu": 2048}  # up to there in powers of two
 SIDES = {"cpu": 2048, "gpu": 8192, "tpu": 8192}  # weights larger than a device's share of the caches

@@ -7,8 +7,8 @@ import sys
 import time
 
 from planner.api import plan
-from planner.plan import Plan
-from planner.solve import NothingFits
+from planner.best.solve import NothingFits
+from planner.plan.plan import Plan
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "mixtral-8x7b", "palm-540b", "gpt-oss-120b")
 SLICES = (

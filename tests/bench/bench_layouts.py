@@ -17,20 +17,20 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from executor.calibrate import PLATFORMS, calibrate, device_mesh
+from executor.calibrate.calibrate import PLATFORMS, calibrate, device_mesh
 from executor.devices import Unavailable
-from executor.shrink import F32
-from executor.timing import REPEATS, label, measure, present_devices
+from executor.levels.shrink import F32
+from executor.levels.timing import REPEATS, label, measure, present_devices
 from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner.candidate import Candidate, price_candidate
-from planner.plan import Plan
-from planner.request import Request, make_problem
-from planner.searching.search import search
+from planner.best.candidate import Candidate, price_candidate
+from planner.plan.plan import Plan
+from planner.query.request import Request, make_problem
+from planner.search.search import search
 from strategies.components import IDLE, Component, components
-from strategies.models import Attention, LayerGroup, Mlp, Model
-from strategies.workload import Workload
+from strategies.models.models import Attention, LayerGroup, Mlp, Model
+from strategies.models.workload import Workload
 
 HOST_MODEL = Model(
     name="host-80m",

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from itertools import product
 
 import meshwright
-from executor.compiled import Compiled
+from executor.compiler.compiled import Compiled
 from executor.devices import prepare_environment
-from executor.tpu import Facts, compile_plan, judge, packed
-from planner.plan import Plan
+from executor.levels.tpu_compiler import Facts, compile_plan, judge, packed
+from planner.plan.plan import Plan
 
 Case = tuple[str, str, str, int, int, str, str]  # model, slice, phase, batch, context, dtype of weights, of the cache
 

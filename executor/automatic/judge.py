@@ -1,0 +1,243 @@
+"""What XLA's own choice of collectives comes to, against the priced ones.
+
+What `rewrites` does not explain is compared as bytes that each device sends, for the layers and for the vocabulary
+apart; XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
+everything, or rotate shards under the matmul; so may an AllGather that they do as a sum of zero-padded shards. Where
+more is sent, the largest collectives that do it are findings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from executor.compiler.expected import Promise, promises, widths
+from executor.compiler.hlo import Collective, collectives
+from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
+from executor.levels.verdict import Finding, Level, verdict
+from planner.plan.plan import Plan
+
+Sizes = Mapping[str, int]
+SLACK = 1.001
+
+
+def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str) -> Level:
+    """The level of a compiled program on a mesh of these sizes."""
+    promised = promises(plan.cost.steps, sizes, widths(plan))
+    parts = list(_parts(promised, collectives(text), sizes))
+    findings = tuple(f for part in parts for f in part.findings())
+    notes = tuple(note for part in parts for note in part.notes())
+    return verdict(level, mode, len(promised) + 1, findings, notes)
+
+
+def _parts(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
+    """The layers, and the vocabulary."""
+    for vocab in (False, True):
+        ours = [p for p in promised if (_component(p) == "vocab") == vocab]
+        theirs = [c for c in found if _in_vocab(c) == vocab]
+        yield _Part(_compared(ours, theirs, sizes), sizes)
+
+
+def _compared(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Comparison:
+    """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
+    names = list(dict.fromkeys(map(_component, promised)))
+    nameless, parts = [c for c in found if _component_of(c) not in names], []
+    for name in names:
+        ours = [p for p in promised if _component(p) == name]
+        theirs = [c for c in found if _component_of(c) == name]
+        unused = {id(c) for d in compare_collectives(ours, theirs + nameless, sizes).differences for c in d.found}
+        parts.append(compare_collectives(ours, theirs + [c for c in nameless if id(c) not in unused], sizes))
+        nameless = [c for c in nameless if id(c) in unused]
+    parts.append(compare_collectives((), nameless, sizes))
+    return Comparison(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
+
+
+def _in_vocab(c: Collective) -> bool:
+    """Layers run in a loop; what lost its name there runs more than once."""
+    return tensor_of(c).startswith("vocab/") or ("/while/body" not in c.op_name and c.runs == 1)
+
+
+def sent_bytes(kind: str, n: int, nbytes: float) -> float:
+    """Bytes that each device sends in a collective over `n` devices of `nbytes` in the convention of the prices."""
+    if kind in ("CollectivePermute", "Send"):
+        return nbytes
+    return nbytes * {"AllReduce": 2 * (n - 1) / n, "AllToAll": (n - 1) / n**2}.get(kind, (n - 1) / n)
+
+
+def _of_promise(p: Promise, sizes: Sizes) -> float:
+    return p.runs * sent_bytes(p.kind, prod(sizes[a] for a in p.axes), p.elements * p.width)
+
+
+def _of_collective(c: Collective) -> float:
+    return (c.runs or 1) * sent_bytes(c.kind, len(c.groups[0]) if c.groups else 2, c.nbytes)
+
+
+def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:
+    return sum(_of_promise(p, sizes) for p in promised)
+
+
+def tensor_of(c: Collective) -> str:
+    """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name."""
+    words = [w for w in c.op_name.split("/") if not w.startswith("jit(")]
+    words = [w.lstrip("(") for w in words if w not in ("while", "body", "closed_call", "cond")]
+    if len(words) > 1:
+        return f"{words[0]}/{words[1]}"
+    return "".join(words) or "an unnamed operation"
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
+
+    items: tuple[Difference | Rewrite, ...]
+    sizes: Sizes
+
+    @cached_property
+    def promised(self) -> tuple[Promise, ...]:
+        """What was priced."""
+        return tuple(dict.fromkeys(p for one in self.items for p in one.promised))
+
+    @cached_property
+    def found(self) -> tuple[Collective, ...]:
+        """What is done, or does it among others."""
+        return tuple(dict.fromkeys(c for one in self.items for c in one.found))
+
+    @property
+    def extra(self) -> float:
+        """Bytes sent beyond the price."""
+        return sum(one.extra_bytes for one in self.items)
+
+    @property
+    def excess(self) -> float:
+        """Bytes sent beyond the price, twice that of what may be reduced as a whole; at most 0: that is well."""
+        twice = _promised_bytes([p for p in self.promised if self._may_double(p)], self.sizes)
+        return self.extra - twice - (SLACK - 1) * _promised_bytes(self.promised, self.sizes)
+
+    def _may_double(self, p: Promise) -> bool:
+        reduced = [c for c in self.found if c.kind == "AllReduce" and c.axes(self.sizes) == p.axes]
+        as_sum = p.kind == "AllGather" and sum(c.elements for c in reduced) == p.elements
+        return p.kind == "ReduceScatter" or as_sum
+
+    def note(self) -> str:
+        """What comes instead of what."""
+        wanted = "; ".join(_priced(p, self.sizes) for p in self.promised) or "nothing"
+        return f"instead of {wanted} XLA does {_counted(self.found, self.sizes)}, {_mb(self.extra)}"
+
+    def findings(self) -> Iterator[Finding]:
+        """The largest collectives, until they make up what is sent too much."""
+        excess = self.excess
+        for c in sorted(self.found, key=lambda c: (-_of_collective(c), c.name)):
+            if excess <= 0:
+                return
+            excess -= _of_collective(c)
+            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
+
+    @cached_property
+    def tensors(self) -> set[str]:
+        """What it is about."""
+        return {name for p in self.promised for name in _written(p)} | {tensor_of(c) for c in self.found}
+
+    def _instead(self, c: Collective) -> str:
+        """What was priced for the tensor, or else for its component."""
+        ours = [p for p in self.promised if tensor_of(c) in _written(p)]
+        ours = ours or [p for p in self.promised if _component(p) == _component_of(c)]
+        return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
+
+
+def _joined(lots: Sequence[_Lot], rest: _Lot) -> list[_Lot]:
+    """What is left may be well together with lots of the same tensors: a reduction over other axes in two parts."""
+    near = [lot for lot in lots if lot.tensors & rest.tensors]
+    both = _Lot(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
+    if rest.excess > 0 >= both.excess:
+        return [*(lot for lot in lots if lot not in near), both]
+    return [*lots, rest]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What came of one part of the step."""
+
+    outcome: Comparison
+    sizes: Sizes
+
+    @cached_property
+    def _kept(self) -> list[Rewrite]:
+        """Rewrites that at most double what is sent."""
+        return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.promised, self.sizes)]
+
+    @cached_property
+    def _lots(self) -> list[_Lot]:
+        """Those that are well by themselves, and last what is left of all."""
+        left: list[Difference | Rewrite] = [*self.outcome.differences]
+        left += [r for r in self.outcome.rewrites if r not in self._kept]
+        groups: dict[object, list[Difference | Rewrite]] = {}
+        for one in left:
+            groups.setdefault(_about(one, self.sizes), []).append(one)
+        lots = [_Lot(tuple(items), self.sizes) for items in groups.values()]
+        well = [lot for lot in lots if lot.promised and lot.found and lot.excess <= 0]
+        rest = tuple(one for lot in lots if lot not in well for one in lot.items)
+        return _joined(well, _Lot(rest, self.sizes))
+
+    def findings(self) -> Iterator[Finding]:
+        """What is sent too much."""
+        return self._lots[-1].findings()
+
+    def notes(self) -> Iterator[str]:
+        """Rewrites, and what comes instead of what was priced, where it is not too much."""
+        yield from map(_rewrite, self._kept)
+        yield from (lot.note() for lot in self._lots if lot.excess <= 0 and (lot.found or lot.promised))
+
+
+def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
+    """Component and axes."""
+    if one.promised:
+        return _component(one.promised[0]), one.promised[0].axes
+    return _component_of(one.found[0]), one.found[0].axes(sizes)
+
+
+def _component(p: Promise) -> str:
+    return p.text.split(":")[0]
+
+
+def _component_of(c: Collective) -> str:
+    return tensor_of(c).split("/")[0]
+
+
+def _written(p: Promise) -> set[str]:
+    """The tensors that a priced step writes, with their component."""
+    return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
+
+
+def _counted(found: Sequence[Collective], sizes: Sizes) -> str:
+    alike = Counter((tensor_of(c), _short(c, sizes)) for c in found)
+    return (
+        "; ".join(f"{f'{n} x ' if n > 1 else ''}{what} in {where}" for (where, what), n in alike.items()) or "nothing"
+    )
+
+
+def _short(c: Collective, sizes: Sizes) -> str:
+    axes, kinds = c.axes(sizes), "+".join(dict.fromkeys(p.dtype for p in c.parts))
+    return f"{c.kind} over {''.join(axes) if axes else 'no mesh axes'} of {c.elements} {kinds}, {c.runs} times"
+
+
+def _told(c: Collective, sizes: Sizes) -> str:
+    return f"{_short(c, sizes)} ({_mb(_of_collective(c))}; op {c.op_name or c.name})"
+
+
+def _priced(p: Promise, sizes: Sizes) -> str:
+    return (
+        f"{p.kind} over {''.join(p.axes)} of {p.elements:.0f}, {p.runs} times ({_mb(_of_promise(p, sizes))}; {p.text})"
+    )
+
+
+def _rewrite(r: Rewrite) -> str:
+    did = ", ".join(dict.fromkeys(f"{c.kind} in {tensor_of(c)}" for c in r.found))
+    return f"{r.kind}: {'; '.join(p.text for p in r.promised)} runs as {did}, {_mb(r.extra_bytes)}"
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:+.6g} MB per device and step"

@@ -1,0 +1,1 @@
+"""What compilers say: compiled programs, their HLO, and their collectives beside those that were priced."""

@@ -1,0 +1,72 @@
+"""What a plan promises the compiler's program will move: the priced collectives, as elements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from planner.plan.plan import CommPlan, Plan, StepPlan
+from strategies.models.dtypes import dtype_bytes
+from strategies.readers.cost import STATISTIC_BYTES
+
+Width = Callable[[StepPlan, CommPlan], float]  # bytes of one element of a priced collective
+
+_TENSOR = re.compile(r"(\w+)\[")
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A priced collective: elements of one run, bytes of one element, how often it runs, and the step's text."""
+
+    kind: str
+    axes: tuple[str, ...]
+    elements: float
+    width: float
+    runs: int
+    text: str
+
+
+def promises(
+    steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width, *, as_run: bool = False
+) -> list[Promise]:
+    """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape).
+
+    `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
+    """
+    found = []
+    for step in steps:
+        for comm in step.comms:
+            axes = tuple(axis for axis in sizes if axis in comm.axes and sizes[axis] > 1)
+            if axes and comm.bytes * comm.times * step.layers:
+                each = width(step, comm)
+                text = f"{step.component}: {step.text}"
+                kind = (as_run and comm.runs_as) or comm.kind
+                found.append(Promise(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
+    return found
+
+
+def widths(plan: Plan) -> Width:
+    """Bytes per element as the plan priced them: of weights and caches by their specs, of statistics 4."""
+    statistics = {
+        (step.component, _TENSOR.findall(step.text)[0])
+        for step in plan.cost.steps
+        if step.op in ("SumSq", "Sum", "ArgMax")
+    }
+
+    def width(step: StepPlan, comm: CommPlan) -> float:
+        if step.op == "ArgMax" or (step.op.startswith("Attend") and comm.kind == "AllGather"):
+            return STATISTIC_BYTES
+        name = _moved(step)
+        spec = plan.specs.get(f"{step.component}/{name}")
+        if spec:
+            return dtype_bytes(spec.dtype)
+        return STATISTIC_BYTES if (step.component, name) in statistics else dtype_bytes(plan.dtypes.activations)
+
+    return width
+
+
+def _moved(step: StepPlan) -> str:
+    """Name of the tensor that a step's collective moves: its first operand, or the keys of a ring."""
+    operands = _TENSOR.findall(step.text.partition("=")[2])
+    return operands[1 if step.op == "RingAttend" else 0] if len(operands) > 1 or operands else ""

@@ -1,0 +1,271 @@
+"""What a compiled program does between devices, and what it copies: read from its HLO, CPU's or TPU's.
+
+Elements are in the convention of the prices (`strategies.readers.prices.Comm`): the gathered array for AllGather and
+ReduceScatter, the local array for AllReduce, the local array times the group size for AllToAll, the local shard for
+CollectivePermute. Replica groups number the devices in the order of the mesh, row by row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from executor.compiler.groups import GROUPS, Groups, parse_groups
+from executor.compiler.hlo_text import Computation, Instruction, Module, Shape, calls, parse_hlo
+
+KINDS = {
+    "all-gather": "AllGather",
+    "reduce-scatter": "ReduceScatter",
+    "all-reduce": "AllReduce",
+    "all-to-all": "AllToAll",
+    "ragged-all-to-all": "AllToAll",
+    "collective-permute": "CollectivePermute",
+    "collective-broadcast": "CollectiveBroadcast",
+    "send": "Send",
+}
+_FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
+_WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operand of a collective: elements in the convention of the prices, and how it travels."""
+
+    elements: int
+    dtype: str
+    bits: int
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the elements."""
+        return self.elements * self.bits / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective of a compiled program.
+
+    `runs` is None where a loop's trip count is unknown. `promoted`: the compiler widened a 16-bit reduction. `padding`:
+    elements that a ReduceScatter moves beyond its parts. `emitter` and `strategy` say how the TPU does it, where noted.
+    """
+
+    kind: str
+    name: str
+    op_name: str
+    parts: tuple[Part, ...]
+    groups: Groups
+    pairs: tuple[tuple[int, int], ...] = ()
+    runs: int | None = 1
+    channel: int | None = None
+    promoted: bool = False
+    padding: int = 0
+    emitter: str | None = None
+    strategy: str | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of one run."""
+        return sum(part.elements for part in self.parts)
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of one run."""
+        return sum(part.nbytes for part in self.parts)
+
+    def axes(self, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+        """The mesh axes (of `mesh.shape`) that it runs over; None where its groups are no axes."""
+        return axes_of_pairs(self.pairs, sizes) if self.pairs else axes_of_groups(self.groups, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array that a program makes: where, of what shape, how often."""
+
+    name: str
+    opcode: str
+    op_name: str
+    shape: Shape
+    runs: int | None
+
+
+def collectives(text: str) -> list[Collective]:
+    """Every collective of a compiled program, each once: of an asynchronous one, its start."""
+    module = parse_hlo(text)
+    runs = module.runs()
+    callers = {name: caller for caller, name in calls(module) if caller.opcode in _WRAPPERS}
+    found = [
+        _collective(module, at, i, callers.get(at.name), runs[at.name])
+        for at in module.computations.values()
+        if at.name in runs
+        for i in at.instructions.values()
+        if i.opcode.removesuffix("-start") in KINDS and not _again(at, i)
+    ]
+    return [c for c in found if c.pairs or not c.groups or len(c.groups[0]) > 1]
+
+
+def _again(at: Computation, i: Instruction) -> bool:
+    """Whether this is the middle or the end of a collective that the TPU spread over several fusions."""
+    started = any(j.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for j in at.instructions.values())
+    return "async_collective_fusion_config" in i.attributes and not started
+
+
+def _collective(
+    module: Module, at: Computation, i: Instruction, caller: Instruction | None, runs: int | None
+) -> Collective:
+    kind = KINDS[i.opcode.removesuffix("-start")]
+    groups = _groups(i, module.partitions)
+    operands = _moved(at, i)
+    found = Collective(
+        kind=kind,
+        name=i.name,
+        op_name=_op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i),
+        parts=tuple(_part(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
+        groups=groups,
+        pairs=_pairs(i),
+        runs=runs,
+        channel=int(i.attribute(r"channel_id=(\d+)") or 0) or None,
+        promoted="_promoted" in (i.attribute(r"to_apply=%([\w.\-]+)") or ""),
+        emitter=_emitter(i) or (_emitter(caller) if caller else None),
+        strategy=_strategy(i) or (_strategy(caller) if caller else None),
+    )
+    return _scattered(at, i, found) if caller and caller.opcode == "fusion" and kind == "AllReduce" else found
+
+
+def _op_name(i: Instruction) -> str:
+    return i.attribute(r'op_name="([^"]*)"') or ""
+
+
+def _reducer_name(module: Module, i: Instruction) -> str:
+    """The name that a reduction's computation kept, where a rewrite lost the reduction's own."""
+    reducer = module.computations.get(i.attribute(r"to_apply=%([\w.\-]+)") or "")
+    return next((name for j in reducer.instructions.values() if (name := _op_name(j))), "") if reducer else ""
+
+
+def _scattered(at: Computation, i: Instruction, found: Collective) -> Collective:
+    """An AllReduce of which a fusion keeps one slice runs as a ReduceScatter; the fusion may pad its operand."""
+    if at.origin(at.root).opcode != "dynamic-slice":
+        return found
+    shapes = [at.origin(o) for o in i.operands]
+    whole = [at.instructions[s.operands[0]] if s.opcode == "pad" else s for s in shapes]
+    parts = tuple(_part("ReduceScatter", w.shapes[0], 1) for w in whole)
+    return replace(
+        found, kind="ReduceScatter", parts=parts, padding=found.elements - sum(part.elements for part in parts)
+    )
+
+
+def _moved(at: Computation, i: Instruction) -> list[Shape]:
+    shapes = [at.instructions[o].shapes[0] for o in i.operands if at.instructions[o].shapes]
+    arrays = [shape for shape in shapes if shape.dtype != "token"]
+    if i.opcode == "ragged-all-to-all":
+        return arrays[:1]
+    sizes = i.attribute(r"slice_sizes=\{\{([\d,]+)\}")
+    if sizes and len(arrays) > 2:  # a permute of a part, in place: the operands are both arrays and two offsets
+        return [Shape(arrays[0].dtype, tuple(map(int, sizes.split(","))))]
+    return arrays
+
+
+def _part(kind: str, shape: Shape, n: int) -> Part:
+    return Part(shape.elements * (n if kind in ("AllGather", "AllToAll") else 1), shape.dtype, shape.bits)
+
+
+def _emitter(i: Instruction) -> str | None:
+    if "DEVICE_TYPE_SPARSECORE" in i.attributes:
+        return "SparseCore"
+    if "async_collective_fusion_config" in i.attributes:
+        return "AsyncCollectiveFusion"
+    return i.attribute(r'"emitter":"(\w+)"')
+
+
+def _strategy(i: Instruction) -> str | None:
+    rings = re.findall(r'"(?:explicit_strategy_)?ring_dim":"ICI_RING_DIM_(\w+)"', i.attributes)
+    return i.attribute(r'"strategy":"(\w+)"') or ("+".join(dict.fromkeys(rings)) or None)
+
+
+def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:
+    text = i.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+    return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text or ""))
+
+
+def _groups(i: Instruction, devices: int) -> Groups:
+    text = i.attribute(GROUPS)
+    return parse_groups(text, devices) if text else ()
+
+
+def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The mesh axes along which the groups lie, in the mesh's order; None where they are no axes.
+
+    >>> axes_of_groups(((0, 2), (1, 3)), {"X": 2, "Y": 2})
+    ('X',)
+    """
+    if sorted(member for group in groups for member in group) != list(range(prod(sizes.values()))):
+        return None
+    axes = _varying(groups, sizes)
+    size = prod(sizes[axis] for axis in axes)
+    rest = [len(set(_fixed(group, axes, sizes))) for group in groups]
+    return axes if all(len(group) == size for group in groups) and set(rest) == {1} else None
+
+
+def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
+    """The mesh axes along which the sources and targets of a permute differ."""
+    return _varying(pairs, sizes) or None
+
+
+def _varying(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    places = [np.array(np.unravel_index(list(group), tuple(sizes.values()))) for group in groups]
+    return tuple(axis for n, axis in enumerate(sizes) if any(len(set(at[n].tolist())) > 1 for at in places))
+
+
+def _fixed(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    places = np.array(np.unravel_index(list(group), tuple(sizes.values())))
+    kept = [n for n, axis in enumerate(sizes) if axis not in axes]
+    return [tuple(row) for row in places[kept].T.tolist()]
+
+
+def big_copies(text: str, nbytes: float) -> list[Array]:
+    """Copies and transposes whose result is in HBM and has at least so many bytes: a cache copied whole, say."""
+    return [a for a in big_arrays(text, nbytes) if a.opcode in ("copy", "transpose", "format")]
+
+
+def big_arrays(text: str, nbytes: float) -> list[Array]:
+    """Arrays in HBM of at least so many bytes that instructions make; arguments and mere views are none.
+
+    A fusion counts as what its root is, so a fused copy is a `copy`; SparseCore's change of layout is a `format`.
+    """
+    module = parse_hlo(text)
+    runs = module.runs()
+    inner = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
+    found = [
+        Array(i.name, _root_opcode(module, i), _op_name(i), shape, runs[at.name])
+        for at in module.computations.values()
+        if at.name in runs and at.name not in inner
+        for i in at.instructions.values()
+        for shape in _made(i)
+        if shape.space == 0 and shape.nbytes >= nbytes
+    ]
+    return sorted(found, key=lambda a: -a.shape.nbytes)
+
+
+def _made(i: Instruction) -> Iterator[Shape]:
+    """What an instruction makes in memory; of a started one the result only, which comes last or, copied, first."""
+    if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
+        return
+    if i.opcode in ("call-start", "async-start"):
+        yield from i.shapes[-1:]
+    else:
+        yield from i.shapes[:1] if i.opcode == "copy-start" else i.shapes
+
+
+def _root_opcode(module: Module, i: Instruction) -> str:
+    if "sparse-core-data-format" in i.name:
+        return "format"
+    if i.opcode not in _WRAPPERS:
+        return i.opcode.removesuffix("-start")
+    inner = module.computations[i.called[0]]
+    root = inner.instructions[inner.root]
+    while root.opcode in ("bitcast", "convert") and root.operands[0] in inner.instructions:
+        root = inner.instructions[root.operands[0]]
+    return root.opcode if root.opcode != "parameter" else "copy"

@@ -1,0 +1,1 @@
+"""One verification by several processes: how they join, agree and end."""

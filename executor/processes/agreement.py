@@ -1,0 +1,181 @@
+"""How processes that verify one plan agree: on what they verify, on each level, and on the exit code.
+
+They do so through the key-value store of `jax.distributed`, which answers within a time, where a collective would wait
+for ever. Whatever ends a step in one process is told to the others, so that all end alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from executor.devices import Unavailable, first_line
+from executor.levels.verdict import FAILED, Finding, Level
+from executor.processes.abort_guard import Apart, why_ended
+from mesh.errors import InputError
+
+T = TypeVar("T")
+
+EVERYWHERE = ("numerics", "collectives")  # levels that run on the devices of all processes; others run in process 0
+_SLICE_MS = 1000  # between two looks for Ctrl-C
+
+
+class Alone:
+    """What a process needs of the others, where there are none."""
+
+    processes, process_id = 1, 0
+
+    def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
+        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        return run()
+
+    def level(self, name: str, run: Callable[[], Level]) -> Level:
+        """The level of all processes together."""
+        return run()
+
+    def last(self, run: Callable[[], int]) -> int:
+        """What process 0 alone does at the end: its exit code is everyone's."""
+        return run()
+
+
+class _Outcome(msgspec.Struct):
+    """What one process tells the others: a value, or the error that it ended with."""
+
+    processes: int
+    value: Any = None
+    error: str | None = None
+    text: str = ""
+
+    def of(self, process: int, type_: type[T]) -> T:
+        """The value that this process gave, or its error raised here."""
+        if self.error == "Unavailable":
+            raise Unavailable(f"process {process}: {self.text}")
+        if self.error in ("InputError", "BrokenPipeError"):
+            raise InputError(f"process {process}: {self.text}")
+        if self.error is not None:
+            raise RuntimeError(f"process {process}: {self.error}: {self.text}")
+        return msgspec.convert(self.value, type_)
+
+
+class Together(Alone):
+    """One of several processes. Every process must make the same calls in the same order."""
+
+    def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, here: Apart) -> None:
+        self.processes, self.process_id = processes, process_id
+        self._client, self._timeout_s, self._here = client, timeout_s, here
+        self._turn = 0
+
+    def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
+        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        made: list[T] = []
+
+        def attempt() -> dict[str, str]:
+            made.append(run())
+            return dict(facts(made[0]))
+
+        first, *rest = self._everyone(attempt, dict[str, str])
+        for number, other in enumerate(rest, 1):
+            for name, value in first.items():
+                if other.get(name) != value:
+                    raise InputError(
+                        f"process {number} has another {name} than process 0: {other.get(name)} and {value}; "
+                        "every process must be started alike"
+                    )
+        return made[0]
+
+    def level(self, name: str, run: Callable[[], Level]) -> Level:
+        """The level of all processes together; raises what it raised in one of them."""
+        if name == "timing":
+            raise Unavailable("timing runs in one process: leave --coordinator and the like out")
+        return merged(self._everyone(run, Level)) if name in EVERYWHERE else self._first(run, Level)
+
+    def last(self, run: Callable[[], int]) -> int:
+        """What process 0 alone does at the end: its exit code is everyone's."""
+        return self._first(run, int)
+
+    def give_up(self, error: Exception) -> None:
+        """Tell the others of an error that they may not know of, wherever they are."""
+        self._here.last = first_line(error)
+        self._tell(self._outcome(error))
+
+    def _everyone(self, run: Callable[[], T], type_: type[T]) -> list[T]:
+        """What each process has made of it; nobody is waited for longer than the timeout after this one was done."""
+        own, error = self._attempt(run)
+        turn = self._tell(own)
+        until = time.monotonic() + self._timeout_s
+        outcomes = [own if i == self.process_id else self._hear(turn, i, until) for i in range(self.processes)]
+        if error is not None:
+            raise error
+        return [outcome.of(i, type_) for i, outcome in enumerate(outcomes)]
+
+    def _first(self, run: Callable[[], T], type_: type[T]) -> T:
+        """What process 0 has made of it, however long that takes."""
+        if self.process_id == 0:
+            outcome, error = self._attempt(run)
+            self._tell(outcome)
+        else:
+            turn = self._next()
+            outcome, error = self._hear(turn, 0), None
+        if error is not None:
+            raise error
+        return outcome.of(0, type_)
+
+    def _attempt(self, run: Callable[[], Any]) -> tuple[_Outcome, Exception | None]:
+        try:
+            return _Outcome(self.processes, msgspec.to_builtins(run())), None
+        except Exception as error:  # whatever it is, the others must know
+            return self._outcome(error), error
+
+    def _outcome(self, error: Exception) -> _Outcome:
+        return _Outcome(self.processes, error=type(error).__name__, text=first_line(error))
+
+    def _tell(self, outcome: _Outcome) -> int:
+        """Say it, and return the turn in which it is said."""
+        turn = self._next()
+        try:
+            self._client.key_value_set(_key(turn, self.process_id), msgspec.json.encode(outcome).decode())
+        except Exception as error:  # whatever jaxlib's own type is in this version
+            self._lost(error)
+        return turn
+
+    def _next(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _hear(self, turn: int, process: int, until: float | None = None) -> _Outcome:
+        while True:
+            try:
+                said = self._client.blocking_key_value_get(_key(turn, process), _SLICE_MS)
+                break
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    self._lost(error)
+            if until is not None and time.monotonic() > until:
+                self._here.end(f"process {process} is not done, {self._timeout_s} s (--timeout) after this one was")
+        outcome = msgspec.json.decode(said, type=_Outcome)
+        if outcome.processes != self.processes:
+            here = f"process {self.process_id} has --processes {self.processes}"
+            raise InputError(f"{here}, process {process} has {outcome.processes}; it must be the same everywhere")
+        return outcome
+
+    def _lost(self, error: Exception) -> None:
+        time.sleep(1)  # JAX ends this process when it finds out why
+        self._here.end(why_ended(f"{self._here.log}\n{error}", ""))
+
+
+def _key(turn: int, process: int) -> str:
+    return f"meshwright/{turn}/{process}"
+
+
+def merged(levels: Sequence[Level]) -> Level:
+    """The level of all processes: that of process 0, and what others found besides."""
+    first, *rest = levels
+    findings = list(first.findings)
+    for number, level in enumerate(rest, 1):
+        more = [f for f in level.findings if f not in first.findings]
+        findings += [Finding(what=f"process {number}: {f.what}", promised=f.promised, found=f.found) for f in more]
+    failed = next((level for level in levels if level.status == FAILED), first)
+    return msgspec.structs.replace(first, status=failed.status, reason=failed.reason, findings=tuple(findings))

@@ -1,0 +1,80 @@
+"""The `meshwright` command: which commands there are, and what becomes of what they return or raise."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+
+from meshwright.shadows import shadow
+
+COMMANDS = {
+    "models": "meshwright.commands.info",
+    "chips": "meshwright.commands.info",
+    "schema": "meshwright.commands.verify",
+    "roofline": "meshwright.commands.info",
+    "price": "meshwright.commands.info",
+    "explain": "meshwright.commands.info",
+    "plan": "meshwright.commands.plan",
+    "pareto": "meshwright.commands.frontier",
+    "fits": "meshwright.commands.frontier",
+    "sensitivity": "meshwright.commands.sensitivity",
+    "validate": "meshwright.commands.validate",
+    "fleet": "meshwright.commands.fleet",
+    "verify": "meshwright.commands.verify",
+    "calibrate": "meshwright.commands.verify",
+}
+BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+"""Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The `meshwright` command: runs it and returns its exit code; an error is one line on stderr."""
+    if line := shadow():
+        return _complain(line, BAD_INPUT)
+    try:
+        return _run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:  # the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit complains
+        return BROKEN_PIPE
+    except Exception as error:
+        return _bug(error)
+
+
+def _run(arguments: list[str]) -> int:
+    import click
+
+    from mesh.errors import InputError
+    from meshwright.commandline import Commands, wrong_usage
+
+    commands = Commands(COMMANDS)
+    try:
+        with commands.make_context("meshwright", arguments) as context:
+            code = commands.invoke(context) or 0
+    except InputError as error:
+        return _complain(str(error), BAD_INPUT)
+    except click.ClickException as error:
+        return _complain(wrong_usage(error), BAD_INPUT)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    if code == INTERRUPTED:  # and its best so far is printed
+        raise KeyboardInterrupt
+    return int(code)
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("MESHWRIGHT_DEBUG"):
+        traceback.print_exception(error)
+    hint = "this is a bug in meshwright: please report it; MESHWRIGHT_DEBUG=1 shows where it happened"
+    return _complain(f"{type(error).__name__}: {error}; {hint}", BUG)
+
+
+def _complain(message: str, code: int) -> int:
+    """Print one line, whatever the message has in it."""
+    line = re.sub(r"\s+", " ", message)
+    sys.stderr.write("meshwright: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) + "\n")
+    return code

@@ -1,0 +1,109 @@
+"""The commands that show what there is, and that price without a search. Heavy modules load inside the functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from meshwright.commandline import Argument, command, option
+from meshwright.options import (
+    BATCHES,
+    CACHE,
+    CHIP_FILE,
+    CONSTANTS,
+    CONTEXT,
+    DTYPES,
+    FILES,
+    MODEL,
+    OUTPUT,
+    PHASE,
+    PICK,
+    PLAN_FILE,
+    SLICE,
+    WEIGHTS,
+    format_of,
+)
+from meshwright.output import show, show_plans
+from meshwright.parsing import whole
+
+
+@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
+def models(*, name: str | None, style: str) -> None:
+    """List the built-in models, or show one in full."""
+    from meshwright.reports import models as report_models
+    from strategies.models.configs import builtin_names, load_model
+
+    if name is None:
+        every = [load_model(builtin) for builtin in builtin_names()]
+        show(every, lambda: report_models.models(every), style)
+    else:
+        model = load_model(name)
+        show(model, lambda: report_models.model(model), style)
+
+
+@command(Argument("name", "[NAME]", "Show this one in full.", required=False), format_of())
+def chips(*, name: str | None, style: str) -> None:
+    """List the chips, or show one in full with its sources and its slices."""
+    from mesh.chips import chip_names, load_chip
+    from meshwright.reports import chips as report_chips
+
+    if name is None:
+        every = [load_chip(builtin) for builtin in chip_names()]
+        show(every, lambda: report_chips.chips(every), style)
+    else:
+        chip = load_chip(name)
+        show(chip, lambda: report_chips.chip(chip), style)
+
+
+@command(
+    MODEL,
+    SLICE,
+    BATCHES,
+    CONTEXT,
+    WEIGHTS,
+    CACHE,
+    option("--compute", "DTYPE", "Dtype of the matmuls.", default="bf16"),
+    option("--kv-heads", "K", "KV heads in the cache; the weights stay.", read=whole),
+    CHIP_FILE,
+    format_of(),
+)
+def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style: str, **given: Any) -> None:
+    """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
+    from meshwright.reports import roofline as report_roofline
+    from planner import api
+    from planner.query.requested import BATCHES
+
+    table = api.roofline(model, slice_, batches=batches or BATCHES["decode"], **given)
+    show(table, lambda: report_roofline.report(table), style)
+
+
+@command(
+    MODEL,
+    SLICE,
+    option("--layout", "FILE", "A layout file, or a plan file (see --pick).", required=True),
+    PICK,
+    PHASE,
+    BATCHES,
+    CONTEXT,
+    *DTYPES,
+    *FILES,
+    CONSTANTS,
+    OUTPUT,
+    format_of(),
+)
+def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
+    """Price one given layout, without a search."""
+    from planner import api
+
+    return show_plans(api.price(model, slice_, layout, **given), style, output)
+
+
+@command(PLAN_FILE, PICK, format_of())
+def explain(*, file: str, pick: int, style: str) -> None:
+    """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory."""
+    from meshwright.reports.explain import explanation
+    from planner.plan.planfile import pick_plan, read_plan
+
+    path = Path(file)
+    chosen = pick_plan(read_plan(path), path, pick)
+    show(chosen, lambda: explanation(chosen), style)

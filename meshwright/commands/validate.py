@@ -1,0 +1,59 @@
+"""The command `validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshwright.commandline import choice, command, option
+from meshwright.options import format_of
+from meshwright.output import progress_line, write
+from meshwright.parsing import words
+
+if TYPE_CHECKING:
+    from planner.validate.scores import Validation
+
+TARGETS_MISSED = 1
+
+
+@command(
+    option("--set sets", "NAME", "A data set; repeat or use commas; default: all.", many=True, read=words),
+    option("--data", "FOLDER", "Data sets of your own (*.toml), instead of ours."),
+    choice("--progress", ("auto", "never"), "Progress on stderr, if a terminal.", default="auto"),
+    option("-o --output", "FILE", "Also write it to this file; svg: only there."),
+    option("--error-bars bars", "FILE", "Also write the error bars that plans carry."),
+    format_of("svg"),
+)
+def validate(
+    *, sets: tuple[str, ...], data: str | None, progress: str, output: str | None, bars: str | None, style: str
+) -> int:
+    """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
+    from planner.files import write_whole
+    from planner.plan.planfile import encode
+    from planner.validate.error_bars import error_bars
+    from planner.validate.measured import MEASURED
+    from planner.validate.validate import validate as run
+
+    folder = Path(data) if data else MEASURED
+    with progress_line(progress) as say:
+        found = run(sets or None, folder, say)
+    text = _encoded(found, style)
+    if bars is not None:
+        write_whole(Path(bars), encode(error_bars(found, folder)))
+    if output is not None:
+        write_whole(Path(output), text)
+    if output is None or style != "svg":
+        write(text)
+    return 0 if found.holds else TARGETS_MISSED
+
+
+def _encoded(found: Validation, style: str) -> bytes:
+    """The findings as text of that format."""
+    from meshwright.reports.text import render
+    from meshwright.reports.validate import report
+    from meshwright.reports.validate_plot import svg
+    from planner.plan.planfile import encode
+
+    if style == "svg":
+        return svg(found)
+    return encode(found) if style == "json" else render(report(found), style).encode("utf-8", "backslashreplace")

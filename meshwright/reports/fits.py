@@ -1,0 +1,75 @@
+"""The report of `fits`: what is largest on each slice, what devices then hold, what runs out, the smallest slice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.reports.text import Block, Lines, Table, gb
+from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
+from planner.plan.roles_text import roles_over
+
+
+def report(found: Fits) -> list[Block]:
+    """Both questions as tables, then the smallest slice for the batch at the context."""
+    return [
+        Lines("", [_title(found)]),
+        _table(f"Largest batch at context {found.context}", "batch", [(s, s.batch) for s in found.slices]),
+        _table(f"Largest context at batch {found.batch}", "context", [(s, s.context) for s in found.slices]),
+        Lines("Smallest slice", [smallest_text(found)]),
+    ]
+
+
+def _title(found: Fits) -> str:
+    d = found.dtypes
+    return (
+        f"{found.model}, {found.phase}; weights {d.weights}, KV cache {d.kv}, activations {d.activations}; exact, over "
+        "every layout that `plan` searches; bytes of one that fits"
+    )
+
+
+def _table(heading: str, name: str, rows: Sequence[tuple[SliceFits, Largest]]) -> Table:
+    headers = (
+        "slice", "chips", name, "weights GB", "cache GB", "activations GB", "HBM GB used / usable per device",
+        "runs out", "attention",
+    )  # fmt: skip
+    return Table(heading, headers, [_row(slice_, of) for slice_, of in rows])
+
+
+def _row(slice_: SliceFits, of: Largest) -> list[str]:
+    memory = of.memory
+    held = (memory.weights_bytes, memory.kv_bytes, memory.activation_bytes) if memory else ()
+    return [
+        slice_.slice,
+        str(slice_.chips),
+        "none" if of.largest is None else f"{of.largest:,}",
+        *([gb(nbytes) for nbytes in held] or ["", "", ""]),
+        f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}" if memory else "",
+        runs_out_text(of),
+        _attention(of),
+    ]
+
+
+def _attention(of: Largest) -> str:
+    """What cuts caches: the roles of attention, or of parallel blocks."""
+    if of.mesh is None:
+        return ""
+    cached = [one for one in of.layouts if one.component.startswith(("attention", "block"))]
+    return "; ".join(dict.fromkeys(roles_over(one, of.mesh) for one in cached))
+
+
+def runs_out_text(of: Largest) -> str:
+    """What ends the largest number: HBM and by what, or divisibility."""
+    if of.runs_out in (DIVISION, NOTHING):
+        return "no layout divides" if of.runs_out == DIVISION else "nothing"
+    gap = of.next is not None and of.next > (of.largest or 0) + 1
+    return f"HBM: {of.runs_out}" + (f" (next that runs: {of.next:,})" if gap else "")
+
+
+def smallest_text(found: Fits) -> str:
+    """The smallest of the slices on which the batch fits at the context."""
+    asked = f"batch {found.batch} at context {found.context}"
+    late = "; interrupted: others were not filled, of which a smaller one may do" if found.interrupted else ""
+    if found.smallest is None:
+        return f"{asked} fits on none of these slices{late}"
+    chips = next(s.chips for s in found.slices if s.slice == found.smallest)
+    return f"{asked} fits on {found.smallest} ({chips} chips){late}"

@@ -1,0 +1,115 @@
+"""The report of a frontier: one line per point, what was dominated, how the estimates were made; and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+
+from meshwright.reports.plan import (
+    accuracy_text,
+    bound_text,
+    constants_of,
+    layout_text,
+    mesh_text,
+    targets_text,
+    title,
+)
+from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from planner.plan.file_frontier import COST, Frontier, Point
+from planner.plan.plan import Plan
+from planner.plan.planfile import PlanFile
+
+CSV_COLUMNS = (
+    "plan", "slice", "chips", "batch", "step_s", "tokens_per_s", "tokens_per_s_per_chip",
+    "dollars_per_million_tokens", "best_of",
+)  # fmt: skip
+
+
+def report(file: PlanFile, frontier: Frontier) -> list[Block]:
+    """The whole report of what `pareto` found."""
+    return [
+        Lines("", [f"{title(file.plans[0], '')}; frontier of {_axes(frontier)}", *targets_text(file.targets)]),
+        _table(file.plans, frontier),
+        Lines("Frontier", _lines(file, frontier)),
+        Lines("Notes", file.notes),
+        Lines("Estimates", list(dict.fromkeys(_estimates(file.plans)))),
+    ]
+
+
+def _axes(frontier: Frontier) -> str:
+    names = {COST: "cost", "throughput": "tokens/s per chip", "latency": "latency"}
+    return ", ".join(names[axis] for axis in frontier.axes)
+
+
+def _table(plans: Sequence[Plan], frontier: Frontier) -> Table:
+    step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch"
+    costs = ["$ per million tokens"] if COST in frontier.axes else []
+    headers = (
+        "plan", "slice", "chips", "batch", step, "tokens/s", "per chip", *costs, "best", "mesh", "attention", "MLP",
+        "HBM GB used / usable per device", "bound by",
+    )  # fmt: skip
+    rows = zip(plans, frontier.points, strict=True)
+    return Table("", headers, [_row(n, plan, point, bool(costs)) for n, (plan, point) in enumerate(rows, 1)])
+
+
+def _row(number: int, plan: Plan, point: Point, costs: bool) -> list[str]:
+    dollars = point.dollars_per_million_tokens
+    return [
+        str(number),
+        point.slice,
+        str(point.chips),
+        str(point.batch),
+        ms(point.step_s),
+        digits(point.tokens_per_s),
+        digits(point.tokens_per_s_per_chip),
+        *(["" if dollars is None else digits(dollars)] if costs else []),
+        ", ".join(point.best_of),
+        mesh_text(plan),
+        layout_text(plan, "attention"),
+        layout_text(plan, "MLP"),
+        f"{gb(plan.memory.total_bytes)} / {gb(plan.memory.usable_bytes)}",
+        bound_text(plan.cost.bound_by),
+    ]
+
+
+def _lines(file: PlanFile, frontier: Frontier) -> list[str]:
+    points, dominated, search = len(frontier.points), len(frontier.dominated), file.search
+    missed = f", {frontier.missed} more miss a target" if frontier.missed else ""
+    return [
+        f"{points + dominated + frontier.missed} choices of slice and batch, each with its best layout: {points} on "
+        f"the frontier, {dominated} dominated{missed}",
+        f"{search.candidates:,} layouts covered, {search.evaluations:,} programs priced, in {search.wall_s:.2f} s; "
+        f"proved best: {search.proved_optimal}",
+    ]
+
+
+def _estimates(plans: Sequence[Plan]) -> Iterator[str]:
+    """How those of each chip were made."""
+    for plan in {plan.slice.partition(":")[0]: plan for plan in reversed(plans)}.values():
+        for line in (accuracy_text(plan), *constants_of(plan)):
+            yield f"{plan.slice.partition(':')[0]}: {line}"
+
+
+def as_csv(frontier: Frontier) -> str:
+    """Every candidate that meets the targets, those of the frontier first with the number of their plan."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    numbered = [*enumerate(frontier.points, 1), *(("", point) for point in frontier.dominated)]
+    for number, point in numbered:
+        dollars = point.dollars_per_million_tokens
+        writer.writerow(
+            [
+                number,
+                point.slice,
+                point.chips,
+                point.batch,
+                repr(point.step_s),
+                repr(point.tokens_per_s),
+                repr(point.tokens_per_s_per_chip),
+                "" if dollars is None else repr(dollars),
+                " ".join(point.best_of),
+            ]
+        )
+    return out.getvalue()

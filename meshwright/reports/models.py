@@ -1,0 +1,74 @@
+"""The built-in models in a table, and one model in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from meshwright.reports.text import Block, Lines, Table
+from strategies.models.models import LayerGroup, Model
+
+_COUNTS = ("layers", "N", "K", "H", "F", "experts E", "k")
+
+
+def models(every: Iterable[Model]) -> Sequence[Block]:
+    """One line per model."""
+    headers = ("model", "parameters, 1e9", "active, 1e9", "D", "V", *_COUNTS, "attention", "max context")
+    legend = (
+        "D model width, V vocabulary, N query heads, K KV heads, H head dim, F MLP width, k experts per token; "
+        "`meshwright models NAME` shows one in full"
+    )
+    return [Table("", headers, [_row(model) for model in every]), Lines("", [legend])]
+
+
+def _row(model: Model) -> list[str]:
+    counts = [_merged(column) for column in zip(*map(_counts, model.groups), strict=True)]
+    kinds = _merged([_attention(group) for group in model.groups])
+    sizes = [_billions(model.params), _billions(model.active_params), str(model.D), str(model.V)]
+    return [model.name, *sizes, str(model.L), *counts[1:], kinds, str(model.max_context or "-")]
+
+
+def _merged(values: Sequence[str]) -> str:
+    return " / ".join(dict.fromkeys(values))
+
+
+def _counts(group: LayerGroup) -> list[str]:
+    a, mlp = group.attention, group.mlp
+    experts = [str(mlp.E), str(mlp.k)] if mlp.moe else ["-", "-"]
+    return [*map(str, (group.count, a.N, a.K, a.H, mlp.F)), *experts]
+
+
+def _attention(group: LayerGroup) -> str:
+    window = group.attention.window
+    return ("full" if window is None else f"window {window}") + (", parallel block" if group.parallel else "")
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:,.3f}"
+
+
+def model(one: Model) -> Sequence[Block]:
+    """One model in full."""
+    headers = ("group", *_COUNTS, "MLP", "attention", "also", "parameters per layer, 1e6")
+    rows = [_group_row(number, group, one.D) for number, group in enumerate(one.groups)]
+    return [Lines(one.name, _facts(one)), Table("Layer groups", headers, rows)]
+
+
+def _group_row(number: int, group: LayerGroup, D: int) -> list[str]:
+    attention, mlp = group.attention, group.mlp
+    also = [name for name in ("qk_norm", "qkv_bias", "o_bias", "sinks") if getattr(attention, name)]
+    also += ["MLP bias"] if mlp.bias else []
+    kind = "gated" if mlp.gated else "plain"
+    params = f"{group.layer_params(D) / 1e6:,.2f}"
+    return [str(number), *_counts(group), kind, _attention(group), ", ".join(also) or "-", params]
+
+
+def _facts(one: Model) -> list[str]:
+    tied = "one matrix for both" if one.tied else "two matrices"
+    return [
+        f"parameters: {one.params:,}; active per token {one.active_params:,}, in matmuls {one.matmul_params:,}",
+        f"D {one.D}, V {one.V}, {one.L} layers; embedding and unembedding: {tied}, {one.embedding_params:,} parameters",
+        f"KV cache: {one.kv_elements_per_token:,} elements per token while inside every window",
+        f"norm: {one.norm}; max context: {one.max_context or 'not said'}",
+        f"source: {one.source or 'not said'}",
+        f"hash: {one.digest}",
+    ]

@@ -1,0 +1,37 @@
+"""What is said where no layout fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshwright.reports.plan import rejected_table
+from meshwright.reports.text import Block
+from planner.best.solve import NothingFits
+from planner.plan.planfile import SCHEMA
+from planner.version import VERSION
+
+
+def line(nothing: NothingFits) -> str:
+    """Why, and the smallest slice that would do; nothing of slices where no layout was ruled out (serving)."""
+    if not nothing.rejected and nothing.smallest is None:
+        return str(nothing)
+    larger = f"the smallest slice of that chip on which it fits is {nothing.smallest}"
+    return f"{nothing}; {larger if nothing.smallest else 'no larger slice of that chip does either'}"
+
+
+def as_json(nothing: NothingFits) -> dict[str, Any]:
+    """Like a plan file, with no plans."""
+    return {
+        "schema": SCHEMA,
+        "tool_version": VERSION,
+        "plans": [],
+        "rejected": nothing.rejected,
+        "search": nothing.search,
+        "nothing_fits": {"why": str(nothing), "smallest_slice": nothing.smallest},
+    }
+
+
+def blocks(nothing: NothingFits) -> Sequence[Block]:
+    """The rejected groups."""
+    return [rejected_table(nothing.rejected)]

@@ -1,0 +1,248 @@
+"""The report of a plan file: one line per plan, why the runner-up lost, what was rejected, what was searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+
+from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from planner.plan.compare import QUANTITIES, Comparison, compare
+from planner.plan.plan import Constant, LayoutOf, Plan
+from planner.plan.planfile import PlanFile, Rejected
+from planner.query.targets import Prices, dollars_per_million_tokens, price_of
+
+BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
+_COLUMNS = ("attention", "MLP")
+_IN_COLUMN = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
+_OBJECTIVES = {
+    "throughput": "; most tokens per second and chip first",
+    "latency": "; shortest step first",
+    "cost": "; cheapest tokens first",
+    "given": "; the layout that was given",
+}
+
+
+def report(file: PlanFile) -> list[Block]:
+    """The whole report of what `plan` or `price` found."""
+    best = file.plans[0]
+    return [
+        Lines("", [title(best, file.objective), *targets_text(file.targets)]),
+        plan_table(file.plans, file.prices),
+        Lines("Details of plan 1", details(best)),
+        Lines("Why the runner-up lost", _runner_up(file)),
+        Lines("Notes", [*file.notes, *_over_memory(file)]),
+        rejected_table(file.rejected),
+        Lines("Search and constants", [*_search(file), *constants_of(best)]),
+    ]
+
+
+def title(plan: Plan, objective: str) -> str:
+    """What was asked for, in one line."""
+    d = plan.dtypes
+    held = "tokens in each cache" if plan.phase == "decode" else "tokens in each prompt"
+    return (
+        f"{plan.model.name}, {plan.phase}, {plan.context} {held}; weights {d.weights}, KV cache {d.kv}, activations "
+        f"{d.activations}, compute {d.compute}{_OBJECTIVES.get(objective, '')}"
+    )
+
+
+def targets_text(targets: Sequence[str]) -> list[str]:
+    """What every plan meets, in one line; nothing where no target was given."""
+    return [f"every plan meets {', '.join(targets)}"] if targets else []
+
+
+def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> Table:
+    """One line per plan; with prices, also what a million tokens cost."""
+    step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch:"
+    headers = (
+        "plan", "slice", "mesh", *_COLUMNS, "batch", f"{step} lower", "estimate", "upper", "tokens/s", "per chip",
+        *(["$ per million tokens"] if prices else []), "HBM GB used / usable per device", "bound by",
+    )  # fmt: skip
+    return Table("", headers, [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)])
+
+
+def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
+    cost, memory, rate = plan.cost, plan.memory, plan.throughput
+    return [
+        str(number),
+        several(plan, plan.slice),
+        mesh_text(plan),
+        *(layout_text(plan, column) for column in _COLUMNS),
+        several(plan, str(plan.batch)),
+        *map(ms, (cost.lower_bound_s, cost.step_s, cost.upper_bound_s)),
+        digits(rate.tokens_per_s),
+        digits(rate.tokens_per_s_per_chip),
+        *([digits(dollars(plan, prices))] if prices else []),
+        f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}",
+        bound_text(cost.bound_by),
+    ]
+
+
+def dollars(plan: Plan, prices: Prices) -> float:
+    """What a million tokens of the plan cost."""
+    price = price_of(prices, plan.slice.partition(":")[0])
+    return nan if price is None else dollars_per_million_tokens(price, plan.throughput.tokens_per_s_per_chip)
+
+
+def several(plan: Plan, text: str) -> str:
+    """What each of several slices has: `2 x v5e:16x16`."""
+    return f"{plan.num_slices} x {text}" if plan.num_slices > 1 else text
+
+
+def bound_text(bound: str) -> str:
+    """A bound as people write it."""
+    return BOUNDS.get(bound, bound)
+
+
+def mesh_text(plan: Plan) -> str:
+    """The mesh's axes with their sizes: `X4 Y4`."""
+    sizes = zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False)
+    return " ".join(f"{name}{size}" for name, size in sizes) or "one device"
+
+
+def layout_text(plan: Plan, column: str) -> str:
+    """What the mesh axes do in attention, or in the MLP; with several kinds of it, what each does."""
+    found = [lay for lay in plan.layouts if lay.component.startswith(_IN_COLUMN[column])]
+    texts = dict.fromkeys(roles_text(lay) for lay in found)
+    if len(texts) == 1:
+        return next(iter(texts))
+    return "; ".join(f"{lay.component} {roles_text(lay)}" for lay in found)
+
+
+def roles_text(layout: LayoutOf) -> str:
+    """The program, where its name says more than the component's, and each mesh axis's role: `X:N+K Y:D+B`."""
+    plain = layout.component.startswith(layout.program)
+    return assignment_text(layout) if plain else f"{layout.program} {assignment_text(layout)}"
+
+
+def assignment_text(layout: LayoutOf) -> str:
+    """Each mesh axis's role: `X:N+K Y:D+B`."""
+    roles = (f"{axis}:{'idle' if role == '-' else role}" for axis, role in layout.assignment.items())
+    return " ".join(roles) or "whole"
+
+
+def pieces_text(plan: Plan, number: int) -> str:
+    """Where in the torus a mesh axis lies, major first: `torus X 2 (stride 2) x torus Y 4`."""
+    merged: list[tuple[str, int, int]] = []
+    for piece in plan.mesh.pieces[number]:
+        axis, stride, size = merged[-1] if merged else ("", 0, 0)
+        if axis == piece.axis and stride == piece.stride * piece.size:  # the next minor part of the same run
+            merged[-1] = (axis, piece.stride, size * piece.size)
+        else:
+            merged.append((piece.axis, piece.stride, piece.size))
+    return " x ".join(f"torus {a} {m}" + (f" (stride {s})" if s > 1 else "") for a, s, m in merged)
+
+
+def details(plan: Plan) -> list[str]:
+    """Where the mesh lies in the torus, what cuts the residual stream, and what was padded."""
+    axes = enumerate(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False))
+    mesh = "; ".join(f"{name}{size} = {pieces_text(plan, number)}" for number, (name, size) in axes)
+    cuts = ", ".join(f"{dim} over {''.join(axes)}" for dim, axes in plan.residual.items() if axes)
+    lines = [f"mesh: {mesh or 'one device'}", f"residual stream: {cuts or 'whole on every device'}"]
+    lines += [f"{name}: padded from {before} to {after}" for name, (before, after) in plan.padded.items()]
+    if plan.padded_batch != plan.batch:
+        lines.append(f"batch: padded from {plan.batch} to {plan.padded_batch}")
+    return [*lines, accuracy_text(plan)]
+
+
+def accuracy_text(plan: Plan) -> str:
+    """The estimate's error bar, and how it was found."""
+    bar = plan.accuracy
+    if bar is None:
+        return (
+            f"estimate: uncalibrated; no {plan.phase} step of this chip has been measured against it at these constants"
+        )
+    how = "with constants fitted to the others" if bar.constants == bar.set else f"at {bar.constants} constants"
+    return (
+        f"estimate: within {bar.worst:.0%} of {bar.points} measured {plan.phase} steps of this chip (median "
+        f"{bar.median:.1%}), {how}: {bar.set}"
+    )
+
+
+def runner_up(plans: Sequence[Plan]) -> int | None:
+    """The number (from 1) of the next best plan of the first one's slice and batch."""
+    best = (plans[0].slice, plans[0].batch)
+    return next((n for n, plan in enumerate(plans[1:], 2) if (plan.slice, plan.batch) == best), None)
+
+
+def _runner_up(file: PlanFile) -> list[str]:
+    number = runner_up(file.plans)
+    if file.objective == "given" or number is None:
+        return []
+    return why_lost(number, compare(file.plans[0], file.plans[number - 1]))
+
+
+def why_lost(number: int, result: Comparison) -> list[str]:
+    """By how much, in which step most, and what would turn it."""
+    lines = [f"plan {number} is {result.margin:.2%} slower than plan 1 ({ms(result.margin_s)} ms)"]
+    if result.margin_s == 0:
+        lines = [f"plan {number} is as fast as plan 1; ties break on memory, then padding, then names"]
+    if result.deciding_s > 0:
+        lines.append(
+            f"deciding step, in {result.deciding_component}: `{result.deciding_text}` takes {ms(result.deciding_s)} ms "
+            "more than in plan 1"
+        )
+    return [*lines, _turns(number, result)]
+
+
+def _turns(number: int, result: Comparison) -> str:
+    if not result.turns:
+        return f"no change of {', '.join(QUANTITIES[:-1])} or {QUANTITIES[-1]} by 20% would turn it"
+    changes = " or ".join(f"{turn.factor - 1:+.0%} {turn.quantity}" for turn in result.turns)
+    return f"{changes} would turn it: plan {number} would win; other changes by 20% would not"
+
+
+def _over_memory(file: PlanFile) -> list[str]:
+    return [
+        f"batch {plan.batch} does not fit: it needs {gb(plan.memory.total_bytes)} GB per device, and "
+        f"{gb(plan.memory.usable_bytes)} GB are usable"
+        for plan in file.plans
+        if not fits(plan)
+    ]
+
+
+def fits(plan: Plan) -> bool:
+    """Whether the plan's bytes are within usable HBM."""
+    return plan.memory.total_bytes <= plan.memory.usable_bytes
+
+
+def rejected_table(rejected: Sequence[Rejected]) -> Table:
+    """Why assignments were ruled out, how many, and one worked example of each."""
+    rows = [(r.reason, f"{r.count:,}", f"needs {r.example.need}, has {r.example.have}") for r in rejected]
+    return Table("Rejected (assignments of roles to mesh axes)", ("reason", "count", "for example"), rows)
+
+
+def _search(file: PlanFile) -> list[str]:
+    search = file.search
+    if file.objective == "given":
+        return []
+    return [
+        f"{search.candidates:,} layouts covered, {search.evaluations:,} programs priced, in {search.wall_s:.2f} s; "
+        f"proved best: {search.proved_optimal}"
+    ]
+
+
+def constants_of(best: Plan) -> list[str]:
+    """What the estimates take programs to reach, and whether that was measured."""
+    reached = best.reached
+    if reached is None:
+        return constants_lines(best.constants)
+    return [
+        f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} "
+        f"of its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
+        f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
+        *(constants_lines(best.constants) if any(c.calibrated for c in best.constants) else []),
+    ]
+
+
+def constants_lines(constants: Sequence[Constant]) -> list[str]:
+    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
+    measured = [c for c in timed if c.calibrated]
+    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
+    if not measured:
+        return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
+    if len(measured) == len(timed):
+        return [f"times are {how}; `explain` lists the constants, and how well each fits"]
+    others = ", ".join(c.name for c in timed if not c.calibrated)
+    return [f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"]

@@ -1,0 +1,111 @@
+"""The report of `sensitivity`: each hardware number less and more, and what that does to the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.reports.text import Block, Lines, Table, digits, ms
+from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
+
+_HEADERS = (
+    "hardware number", "change", "kept layout's step ms", "fits", "best step ms", "kept is slower by", "elasticity",
+    "the best layout",
+)  # fmt: skip
+
+
+def report(found: SensitivityFile) -> list[Block]:
+    """Two lines per hardware number, then what decides."""
+    return [
+        Lines("", [_title(found), *_as_it_is(found)]),
+        Table("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)]),
+        Lines("What changes", list(_changes(found))),
+        Lines("What the step depends on", [_elasticities(found)]),
+    ]
+
+
+def _title(found: SensitivityFile) -> str:
+    d = found.dtypes
+    return (
+        f"{found.model} on {found.slice}, {found.phase} at batch {found.batch}, context {found.context}; weights "
+        f"{d.weights}, KV cache {d.kv}, activations {d.activations}, compute {d.compute}: plan {found.pick} with "
+        f"{100 * found.swing:g}% less and more of each hardware number"
+    )
+
+
+def _as_it_is(found: SensitivityFile) -> list[str]:
+    step = f"as it is the step takes {ms(found.step_s)} ms"
+    if found.best is None or found.regret is None:
+        return [f"{step}, and no layout fits"]
+    if not found.changes and found.regret <= 0:
+        return [f"{step}, the best there is"]
+    return [f"{step}, {_percent(found.regret)} more than the best layout's: {_what(found.changes)}"]
+
+
+def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
+    for outcome, sign in ((one.less, "-"), (one.more, "+")):
+        yield [
+            f"{one.quantity} ({value_text(one)})" if outcome is one.less else "",
+            f"{sign}{100 * swing:g}%",
+            ms(outcome.kept_s),
+            "yes" if outcome.kept_fits else "no",
+            ms(outcome.best.step_s) if outcome.best else "nothing fits",
+            _slower(outcome),
+            _signed(one.elasticity) if outcome is one.less else "",
+            _choice(outcome),
+        ]
+
+
+def value_text(one: Sensitivity) -> str:
+    """The number as people write it: `820 GB/s`, `0.9 us`.
+
+    FLOP/s in T, bytes in GB, seconds in us.
+    """
+    match one.unit:
+        case "FLOP/s":
+            return f"{digits(one.value / 1e12, 3)} TFLOP/s"
+        case "bytes/s":
+            return f"{digits(one.value / 1e9, 3)} GB/s"
+        case "bytes":
+            return f"{digits(one.value / 1e9, 3)} GB"
+    return f"{digits(one.value * 1e6, 3)} us"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0"
+
+
+def _slower(outcome: Outcome) -> str:
+    if outcome.regret is None or not outcome.kept_fits:
+        return ""
+    return _percent(outcome.regret) if outcome.changed else "0%"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share >= 5e-5 else f"{share * 1e6:.1f} ppm"
+
+
+def _choice(outcome: Outcome) -> str:
+    if outcome.best is None:
+        return "none"
+    if not outcome.changed:
+        return "stays"
+    return f"changes: {', '.join(change.component for change in outcome.changes) or 'place on the torus'}"
+
+
+def _what(found: tuple[Change, ...]) -> str:
+    texts = [f"{change.component}: {change.kept} -> {change.best}" for change in found]
+    return "; ".join(texts) or "equal roles, placed on the torus in another way"
+
+
+def _changes(found: SensitivityFile) -> Iterator[str]:
+    for one in found.quantities:
+        for outcome, sign in ((one.less, "-"), (one.more, "+")):
+            if outcome.changed:
+                yield f"{one.quantity} {sign}{100 * found.swing:g}%: {_what(outcome.changes)}"
+
+
+def _elasticities(found: SensitivityFile) -> str:
+    """The numbers by how much the step follows them."""
+    ranked = sorted(found.quantities, key=lambda one: (-abs(one.elasticity), one.quantity))
+    texts = [f"{one.quantity} {one.elasticity:+.2f}" for one in ranked if abs(one.elasticity) >= 0.005]
+    return f"1% more of a number changes the step by so many percent: {', '.join(texts) or 'nothing'}"

@@ -1,0 +1,132 @@
+"""Notes of a plan: what an engineer asks next about its KV cache, answered with the plan's own cost functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from planner.plan.compare import cache_copies
+from planner.plan.layout import Layout, from_choice
+from planner.plan.plan import Plan
+from planner.plan.pricing import estimate_s, price_layout
+from planner.search.problem import Choice, Problem
+from planner.search.search import search
+from strategies.components import Component, components
+from strategies.models.models import Model
+from strategies.notation import LayoutError, Program
+
+SHORT_CONTEXT = 128
+LONGEST_CONTEXT = 1 << 22
+_CUTS_CACHE = ("B", "S", "K")
+
+
+@dataclass(frozen=True)
+class _Study:
+    """A problem that can be posed again at other contexts."""
+
+    problem: Problem
+    model: Model
+    programs: tuple[Program, ...]
+    batch: int
+
+    def at(self, context: int, fixed: bool = False) -> Problem:
+        work = msgspec.structs.replace(self.problem.work, context=context, batches=(self.batch,))
+        parts = components(self.model, work, self.programs)
+        roles = _without_copies(self.problem, parts) if fixed else self.problem.fixed
+        return replace(self.problem, work=work, components=parts, fixed=roles)
+
+    def best(self, context: int, fixed: bool = False) -> tuple[Choice, Layout] | None:
+        problem = self.at(context, fixed)
+        choices = search(problem, 1).choices.get(self.batch)
+        return (choices[0], from_choice(choices[0], problem.components)) if choices else None
+
+    def price(self, layout: Layout, padded: int, context: int) -> Plan:
+        problem, layout = self._posed(layout, context)
+        return price_layout(layout, problem.slice_, self.model, problem.work, self.batch, padded, problem.fast)
+
+    def seconds(self, layout: Layout, padded: int, context: int) -> float:
+        problem, layout = self._posed(layout, context)
+        return estimate_s(layout, problem.slice_, padded, problem.fast)
+
+    def _posed(self, layout: Layout, context: int) -> tuple[Problem, Layout]:
+        problem = self.at(context)
+        parts = {c.name: c for c in problem.components}
+        assigned = tuple(
+            replace(a, component=parts[a.component.name], body=parts[a.component.name].body(a.body.name))
+            for a in layout.assigned
+        )
+        return problem, replace(layout, assigned=assigned)
+
+
+def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
+    """Whether copies of the cache pay, and from which context on they do not; None for prefill or one device."""
+    if plan.phase != "decode" or plan.devices == 1:
+        return None
+    study = _Study(problem, model, programs, plan.batch)
+    copies = cache_copies(plan)
+    mine = (choice, from_choice(choice, problem.components))
+    if copies > 1:
+        return _note_of_copies(study, plan, mine, copies)
+    return _note_of_one_copy(study, plan, mine)
+
+
+def _note_of_copies(study: _Study, plan: Plan, mine: tuple[Choice, Layout], copies: int) -> str:
+    says = f"KV cache: each entry is held on {copies} devices"
+    other = study.best(plan.context, fixed=True)
+    if other is None:
+        return f"{says}; no layout that holds it once fits"
+    slower = other[0].step_s / plan.cost.step_s - 1
+    switch = _switch(study, mine, other, plan.context, LONGEST_CONTEXT)
+    until = f"from context {switch} on it is the faster one" if switch else "it stays slower at any context that fits"
+    return f"{says}; the best layout that holds it once is {slower:.2%} slower here: {until}"
+
+
+def _note_of_one_copy(study: _Study, plan: Plan, mine: tuple[Choice, Layout]) -> str:
+    says = "KV cache: no entry is held twice"
+    short = study.best(SHORT_CONTEXT) if plan.context > SHORT_CONTEXT else None
+    if short is None:
+        return says
+    copies = cache_copies(study.price(short[1], short[0].padded_batch, SHORT_CONTEXT))
+    switch = _switch(study, short, mine, SHORT_CONTEXT, plan.context) if copies > 1 else None
+    if not switch:
+        return f"{says}, and at batch {plan.batch} copies do not pay at any shorter context either"
+    return f"{says}; below context {switch} a layout that holds it on {copies} devices is faster"
+
+
+def _switch(
+    study: _Study, copied: tuple[Choice, Layout], single: tuple[Choice, Layout], low: int, high: int
+) -> int | None:
+    """The least context at which the layout with one copy is the faster of the two; None if there is none."""
+
+    def single_wins(context: int) -> bool:
+        one, other = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
+        return one < other
+
+    return _bisect(single_wins, low, high)
+
+
+def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
+    """The least value in (low, high] at which `holds`, if it holds at `high` and, once it does, stays so."""
+    try:
+        if not holds(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if holds(middle) else (middle, high)
+    except LayoutError:
+        return None
+    return high
+
+
+def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str, dict[int, frozenset[str]]]:
+    """Roles that cut the cache, for every axis of every component that has one."""
+    found = {name: dict(axes) for name, axes in problem.fixed.items()}
+    for component in parts:
+        if component.kind in ("attention", "block"):
+            roles = {r.name for b in component.bodies for r in b.parts[0].program.roles if r.cache in _CUTS_CACHE}
+            for axis in range(len(problem.slice_.axes)):
+                before = found.setdefault(component.name, {}).get(axis)
+                found[component.name][axis] = frozenset(roles if before is None else roles & before)
+    return found

@@ -1,1 +1,0 @@
-"""The commands, and what they share: options, and what is printed."""

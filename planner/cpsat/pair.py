@@ -1,0 +1,236 @@
+"""A prefill and a decode layout on one slice that share one copy of the weights: the best pair, proved by CP-SAT.
+
+Both run on one mesh. Every weight tensor has one spec: the same shape after padding, and per dim the same mesh axes in
+the same order, in both phases. Layouts are those that a plan file can say (`coupled.sides.orders_of`). The norms'
+vectors are no part of this: either layout takes its part of vectors that every device holds whole
+(`norms.norm_bytes`). Caches are one spec too (`cache="equal"`: no cut over S then, whose positions a prefill keeps in
+zigzag order and a decode striped), or free (`"resharded"`: what moving them costs is for the caller to price, as
+`planner.serve.reshard.insert_move` does).
+
+Least, in seconds of the slice per request of `output` tokens:
+
+    prefill step / prefill batch  +  output x decode step / decode batch
+
+Memory of a device, which must fit: the weights and norms once, the decode's caches, and the larger working set of
+
+    prefill   the caches that its batch makes, its largest temporaries, its residual stream and update
+    decode    its largest temporaries, its residual stream and update
+
+so a prefill runs while the decode batch's caches are held, and its own caches are not among them yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mesh.errors import InputError
+from mesh.slices import Slice
+from planner.best.candidate import Candidate, price_candidate
+from planner.cpsat.phase_rows import Side, by_place, least_by_cut, same_mesh, sides_of
+from planner.cpsat.rows import SLACK, boards
+from planner.cpsat.solver import Ended, run
+from planner.cpsat.specs import Stored
+from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
+from planner.plan.layout import NAMES, Assigned, Layout
+from planner.plan.plan import Plan, TensorSpec
+from planner.query.request import CP_SAT, Request, check_solver, make_problem
+from planner.search.problem import Found
+from strategies.models.workload import LARGEST_CONTEXT, check_count
+
+if TYPE_CHECKING:
+    from planner.cpsat.pair_model import Half, PairModel
+
+CACHES = ("resharded", "equal")
+GROWTH = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, np.inf)
+"""Limits that are tried, as multiples of the least that a pair could cost: the first that a pair meets proves it."""
+
+
+@dataclass(frozen=True)
+class SharedCandidate(Candidate):
+    """A candidate whose layout is on the mesh of a pair: the mesh's pieces, none merged, in an order of its own."""
+
+    order: tuple[int, ...]
+
+    def layout(self) -> Layout:
+        """The layout of the choice, with one mesh axis for each piece, major first."""
+        mesh, place = self.choice.mesh, by_place(self.choice.mesh)
+        names = NAMES[: len(mesh)]
+        assigned = tuple(
+            Assigned(c, c.body(p.body), tuple(p.axes[i] for i in place))
+            for c, p in zip(self.problem.components, self.choice.picks, strict=True)
+        )
+        order = tuple(names[place.index(i)] for i in self.order)
+        residual = tuple(self.choice.residual[i] for i in place)
+        return Layout(tuple(names), tuple((mesh[i],) for i in place), residual, assigned, order)
+
+
+Pair = tuple[SharedCandidate, SharedCandidate, Proof]
+
+
+@dataclass(frozen=True)
+class _Best:
+    """A pair that was found, and what it costs."""
+
+    halves: tuple[Half, Half]
+
+    @property
+    def cost_s(self) -> float:
+        return sum(half.cost_s for half in self.halves)
+
+
+def shared_pair(
+    prefill: Request,
+    decode: Request,
+    slice_: Slice,
+    *,
+    output: int,
+    cache: str = "resharded",
+    seconds: float | None = None,
+) -> Pair | None:
+    """The best prefill and decode layouts of one slice that store every weight alike; None: no pair fits.
+
+    Each request has one batch; `output`: tokens of a request. The proof's objective and bound are seconds of the slice
+    per request. With `seconds` of solving over, the best so far. Both candidates are priced again with the plain cost
+    function, and their specs compared. Raises `InputError` on bad input, and where nothing was found in time.
+    """
+    _check(prefill, decode, output, cache, seconds)
+    requests = (prefill, decode)
+    problems = [make_problem(request, slice_) for request in requests]
+    batches = [request.work.batches[0] for request in requests]
+    factors = (1 / batches[0], output / batches[1])
+    search = _Search(seconds)
+    for pair in same_mesh(boards(problems[0], Found()), boards(problems[1], Found())):
+        names: dict[Stored, int] = {}
+        sides = [sides_of([b], n, f, cache == "equal", names) for b, n, f in zip(pair, batches, factors, strict=True)]
+        search.mesh(sides)
+    best = search.ended_best()
+    if best is None:
+        return None
+    candidates = [
+        SharedCandidate(slice_, problem, half.choice(), half.order)
+        for problem, half in zip(problems, best.halves, strict=True)
+    ]
+    plans = [price_candidate(c, r) for c, r in zip(candidates, requests, strict=True)]
+    check_shared(plans[0], plans[1], cache)
+    return candidates[0], candidates[1], search.proof()
+
+
+def _check(prefill: Request, decode: Request, output: int, cache: str, seconds: float | None) -> None:
+    check_solver(CP_SAT, seconds)
+    check_count("output", output, LARGEST_CONTEXT)
+    if cache not in CACHES:
+        raise InputError(f"cache '{cache}': expected {' or '.join(CACHES)}")
+    for request, phase in ((prefill, "prefill"), (decode, "decode")):
+        if request.work.phase != phase or len(request.work.batches) != 1:
+            batches = ",".join(map(str, request.work.batches))
+            raise InputError(f"{request.work.phase} at batch {batches}: expected one {phase} batch")
+    if prefill.model != decode.model or prefill.work.dtypes != decode.work.dtypes:
+        raise InputError(f"{prefill.model.name} and {decode.model.name}: expected one model and the same dtypes")
+
+
+def pair_bytes(prefill: Plan, decode: Plan) -> float:
+    """Bytes per device of both plans together: weights once, the decode's caches, the larger working set."""
+    mine, its = prefill.memory, decode.memory
+    return its.weights_bytes + its.kv_bytes + max(mine.kv_bytes + mine.activation_bytes, its.activation_bytes)
+
+
+def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
+    """Raise `RuntimeError` unless the plans store the weights alike (and the caches, if `equal`) and fit together."""
+    for name, spec in decode.specs.items():
+        short = name.rpartition("/")[2]
+        if short == "norm" or (short in ("Kc", "Vc") and cache != "equal"):
+            continue
+        other = prefill.specs[name]
+        if short in ("Kc", "Vc"):
+            same = all(_axes(spec, dim) == _axes(other, dim) for dim in "BKS") and not _axes(spec, "S")
+        else:
+            same = spec == other
+        if not same:
+            raise RuntimeError(f"CP-SAT found a pair that does not share {name}: {other} and {spec}")
+    usable = decode.memory.usable_bytes
+    if pair_bytes(prefill, decode) > usable * (1 + SLACK):
+        raise RuntimeError(f"CP-SAT found a pair of {pair_bytes(prefill, decode)} bytes; {usable} are usable")
+
+
+def _axes(spec: TensorSpec, dim: str) -> tuple[str, ...]:
+    return spec.axes[spec.dims.index(dim)]
+
+
+class _Search:
+    """The best pair of the meshes so far, and what is proved of it."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.best: _Best | None = None
+        self.bound_s, self.wall_s, self.variables = np.inf, 0.0, 0
+        self.cut_short = self.interrupted = False
+
+    def mesh(self, sides: Sequence[Sequence[Side]]) -> None:
+        """Find the best pair of one mesh, if it is better than those of the meshes before."""
+        from planner.cpsat.pair_model import PairModel
+
+        least = [least_by_cut(of) for of in sides]
+        least_s = sum(float((a + b).min(initial=np.inf)) for a, b in zip(*least, strict=True))
+        if not isfinite(least_s):
+            return
+        for growth in GROWTH:
+            limit = min(growth * least_s, self.best.cost_s if self.best else np.inf)
+            blocks = [
+                [b for side in of for b in side.blocks(o, limit)] for of, o in zip(sides, least[::-1], strict=True)
+            ]
+            bound_s = min(limit, self._solve(PairModel(blocks, least_s))) if all(blocks) else limit
+            if self.cut_short or not isfinite(limit) or (self.best and self.best.cost_s <= limit * (1 + SLACK)):
+                self.bound_s = min(self.bound_s, max(least_s, bound_s))
+                return
+
+    def _solve(self, model: PairModel) -> float:
+        """Keep the best of a model's pairs if there is none better; what no pair of the model costs less than."""
+        ended = self._run(model)
+        if ended.found:
+            halves = model.halves(ended)
+            if abs(sum(h.cost_s for h in halves) - ended.objective / model.scale.factor) > SLACK * model.least_s * 2:
+                raise RuntimeError(
+                    f"CP-SAT found {ended.objective / model.scale.factor} s, the tables differ: {halves}"
+                )
+            if ended.status == OPTIMAL:
+                model.least_bytes(ended.objective)
+                again = self._run(model)
+                halves = model.halves(again) if again.found else halves
+            if self.best is None or _Best(halves).cost_s < self.best.cost_s * (1 - SLACK):
+                self.best = _Best(halves)
+        self.cut_short |= ended.status not in (OPTIMAL, INFEASIBLE)
+        return np.inf if ended.status == INFEASIBLE else model.bound_s(ended)
+
+    def _run(self, model: PairModel) -> Ended:
+        ended = run(model.model, None if self.seconds is None else max(self.seconds - self.wall_s, 1e-9))
+        self.wall_s, self.variables = self.wall_s + ended.wall_s, max(self.variables, ended.variables)
+        self.interrupted |= ended.interrupted
+        return ended
+
+    def ended_best(self) -> _Best | None:
+        """The best pair; None where the proof is that there is none."""
+        if self.best is None and self.interrupted:
+            raise KeyboardInterrupt
+        if self.best is None and self.cut_short:
+            raise InputError(f"--solver-seconds {self.seconds:g}: no pair was found in so short a time; give it more")
+        return self.best
+
+    def proof(self) -> Proof:
+        """What is proved of the best pair."""
+        assert self.best is not None
+        cost_s = self.best.cost_s
+        bound_s = min(self.bound_s, cost_s)
+        return Proof(
+            status=FEASIBLE if self.cut_short else OPTIMAL,
+            objective_s=cost_s,
+            bound_s=bound_s,
+            gap=(cost_s - bound_s) / cost_s if self.cut_short else 0.0,
+            wall_s=self.wall_s,
+            variables=self.variables,
+            interrupted=self.interrupted,
+        )

@@ -1,0 +1,201 @@
+"""The CP-SAT model of a pair on one mesh: a state, an order of the mesh axes and rows per phase, and one spec for both.
+
+of each phase p      sum_b z_pb = 1      sum_r x_pbcr = z_pb for each component c      sum_o order_po = 1
+                     z_pb needs an order that its prefixes stand for
+of each component c  sum_s y_cs = 1      a row whose spec is s in order o, with that order, needs y_cs
+memory               norms + sum weights_s y_cs + kv of decode + work <= usable,
+                     work >= kv of prefill + peak_prefill + held_prefill,   work >= peak_decode + held_decode
+minimise             sum seconds_r x_pbcr, in seconds of the slice per request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from planner.cpsat.phase_rows import SideBlock, orders_of
+from planner.cpsat.solver import Ended, scale_of
+from planner.cpsat.specs import Stored, ordered
+from planner.search.problem import Choice
+from strategies.readers.rates import Floats
+
+Literals = list[cp_model.IntVar]
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Half:
+    """What one phase does: its block, the rows' places in the block, and its order of the mesh axes."""
+
+    block: SideBlock
+    rows: tuple[int, ...]
+    order: Order
+
+    @property
+    def cost_s(self) -> float:
+        """Its share of the objective."""
+        return sum(float(o.seconds[row]) for o, row in zip(self.block.options, self.rows, strict=True))
+
+    def choice(self) -> Choice:
+        """The choice, as the tables price it on its own."""
+        block, side = self.block, self.block.side
+        at = [int(o.row[row]) for o, row in zip(block.options, self.rows, strict=True)]
+        stored = sum(float(side.weights[i][a] + side.kv[i][a]) for i, a in enumerate(at))
+        total = stored + max(float(side.peak[i][a]) for i, a in enumerate(at)) + side.held(block.residual) + side.norms
+        rows = [int(side.rows[i][a]) for i, a in enumerate(at)]
+        return side.board._choice(block.state, side.column, rows, self.cost_s / side.factor, total)
+
+
+class PairModel:
+    """The model over blocks of both phases. `least_s`: no pair costs less."""
+
+    def __init__(self, blocks: Sequence[Sequence[SideBlock]], least_s: float) -> None:
+        self.blocks, self.model, self.least_s = blocks, cp_model.CpModel(), least_s
+        side = blocks[0][0].side
+        self.parts = len(side.rows)
+        self.orders: list[Order] = list(permutations(range(side.board.state.cuts.shape[1])))
+        self.scale = scale_of(least_s, 2 * self.parts)
+        self.usable = side.board.problem.usable_bytes
+        self.z = [[self._bool() for _ in of] for of in blocks]
+        self.x = [[[[self._bool() for _ in o.row] for o in block.options] for block in of] for of in blocks]
+        self.order = [[self._bool() for _ in self.orders] for _ in blocks]
+        self.y: list[dict[Stored, cp_model.IntVar]] = [{} for _ in range(self.parts)]
+        for phase in range(2):
+            self._choose(phase)
+        for i in range(self.parts):
+            self._share(i)
+        self.total = self._memory()
+        self.cost = self._sum([(p, i, "seconds") for p in range(2) for i in range(self.parts)])
+        self.model.minimize(self.cost)
+
+    def _bool(self) -> cp_model.IntVar:
+        return self.model.new_bool_var("")
+
+    def _choose(self, phase: int) -> None:
+        """One block, one row of each of its components, and one order that its prefixes stand for."""
+        self.model.add_exactly_one(self.z[phase])
+        self.model.add_exactly_one(self.order[phase])
+        places = {order: n for n, order in enumerate(self.orders)}
+        stands = {}
+        for z, xs, block in zip(self.z[phase], self.x[phase], self.blocks[phase], strict=True):
+            for literals in xs:
+                self.model.add_exactly_one([*literals, z.negated()])
+            if block.side not in stands:
+                stands[block.side] = orders_of(block.side)
+            legal = [self.order[phase][places[order]] for order in stands[block.side][block.state]]
+            self.model.add_bool_or([z.negated(), *legal])
+
+    def _share(self, i: int) -> None:
+        """Both phases' rows of a component have the spec that is chosen."""
+        classes = [self._classes(phase, i) for phase in range(2)]
+        specs = [{s: [ordered(s, order) for order in self.orders] for s in of} for of in classes]
+        known = [dict.fromkeys(spec for of in found.values() for spec in of) for found in specs]
+        self.y[i] = {spec: self._bool() for spec in known[0] if spec in known[1]}
+        self.model.add_exactly_one(self.y[i].values())
+        for phase in range(2):
+            for stored, literals in classes[phase].items():
+                self._meets(phase, i, literals, specs[phase][stored])
+
+    def _classes(self, phase: int, i: int) -> dict[Stored, Literals]:
+        """The rows of a component by how they store it, before an order."""
+        found: dict[Stored, Literals] = {}
+        for xs, block in zip(self.x[phase], self.blocks[phase], strict=True):
+            for literal, stored in zip(xs[i], block.specs[i], strict=True):
+                found.setdefault(stored, []).append(literal)
+        return found
+
+    def _meets(self, phase: int, i: int, literals: Literals, specs: Sequence[Stored]) -> None:
+        """One of these rows needs, with each order, the spec that it has in it."""
+        one = self._bool()
+        self.model.add(sum(literals) == one)
+        by_spec: dict[Stored, Literals] = {}
+        for order, spec in zip(self.order[phase], specs, strict=True):
+            by_spec.setdefault(spec, []).append(order)
+        for spec, orders in by_spec.items():
+            needs = [self.y[i][spec]] if spec in self.y[i] else []
+            if len(by_spec) == 1:
+                self.model.add_bool_or([one.negated(), *needs])
+            else:
+                for order in orders:
+                    self.model.add_bool_or([one.negated(), order.negated(), *needs])
+
+    def _sum(self, wanted: Sequence[tuple[int, int, str]]) -> cp_model.LinearExprT:
+        """The sum over components (phase, component, quantity) of what the chosen rows have of it."""
+        literals: Literals = []
+        weights: list[int] = []
+        for phase, i, name in wanted:
+            scale = self.scale.nearest if name == "seconds" else self.bytes.up
+            for xs, block in zip(self.x[phase], self.blocks[phase], strict=True):
+                literals += xs[i]
+                weights += scale(getattr(block.options[i], name))
+        return cp_model.LinearExpr.weighted_sum(literals, weights)
+
+    def _memory(self) -> cp_model.LinearExprT:
+        """All bytes of a device, which must fit."""
+        most = sum(
+            max(self._most(p, i, "stored") + self._most(p, i, "peak") for p in range(2)) for i in range(self.parts)
+        )
+        held = max(block.side.held(block.residual) for of in self.blocks for block in of)
+        weights = [self._weights(i) for i in range(self.parts)]
+        norms = self.blocks[1][0].side.norms
+        most = 2 * most + held + norms + sum(max(of.values()) for of in weights)
+        self.bytes = scale_of(max(1.0, min(most, self.usable)))
+        work = self.model.new_int_var(0, self.bytes.up(np.array([most]))[0], "")
+        made = self._sum([(0, i, "stored") for i in range(self.parts)])
+        self.model.add(cp_model.LinearExpr.sum([self._work(0), made]) <= work)
+        self.model.add(self._work(1) <= work)
+        shared = [
+            cp_model.LinearExpr.weighted_sum(
+                list(self.y[i].values()), self.bytes.up(np.array([of[s] for s in self.y[i]]))
+            )
+            for i, of in enumerate(weights)
+        ]
+        caches = self._sum([(1, i, "stored") for i in range(self.parts)])
+        total = cp_model.LinearExpr.sum([*shared, caches, work, self.bytes.up(np.array([norms]))[0]])
+        if most > self.usable:
+            self.model.add(total <= self.bytes.down(self.usable))
+        return total
+
+    def _work(self, phase: int) -> cp_model.LinearExprT:
+        """A phase's largest temporaries and its residual stream."""
+        peaks = [block.options[i].peak for block in self.blocks[phase] for i in range(self.parts)]
+        peak = self.model.new_int_var(0, max(max(self.bytes.up(p)) for p in peaks), "")
+        for i in range(self.parts):
+            self.model.add(self._sum([(phase, i, "peak")]) <= peak)
+        held: Floats = np.array([block.side.held(block.residual) for block in self.blocks[phase]])
+        return cp_model.LinearExpr.sum([peak, cp_model.LinearExpr.weighted_sum(self.z[phase], self.bytes.up(held))])
+
+    def _most(self, phase: int, i: int, name: str) -> float:
+        return max(float(getattr(block.options[i], name).max()) for block in self.blocks[phase])
+
+    def _weights(self, i: int) -> dict[Stored, float]:
+        """Bytes of a component's weights, by spec."""
+        found: dict[Stored, float] = {}
+        for block in self.blocks[1]:
+            for at, stored in zip(block.options[i].row.tolist(), block.specs[i], strict=True):
+                for order in self.orders:
+                    found[ordered(stored, order)] = float(block.side.weights[i][at])
+        return found
+
+    def least_bytes(self, cost: float) -> None:
+        """Of the pairs that cost no more than an optimum (a whole number), now that which needs the least memory."""
+        self.model.add(self.cost <= round(cost))
+        self.model.minimize(self.total)
+
+    def halves(self, ended: Ended) -> tuple[Half, Half]:
+        """The solution."""
+        first, second = (self._half(phase, ended) for phase in range(2))
+        return first, second
+
+    def _half(self, phase: int, ended: Ended) -> Half:
+        number = ended.chosen(self.z[phase])
+        rows = tuple(ended.chosen(literals) for literals in self.x[phase][number])
+        return Half(self.blocks[phase][number], rows, self.orders[ended.chosen(self.order[phase])])
+
+    def bound_s(self, ended: Ended) -> float:
+        """No pair of these blocks costs less: the solver's bound without what was rounded."""
+        return max(self.least_s, (ended.bound - 2 * self.parts) / self.scale.factor)

@@ -1,0 +1,251 @@
+"""Rows of the coupled choice: blocks (a mesh, padded batch and state of the residual) with options per component.
+
+A layout is one block and, of each component, one of the block's options: seconds add up, stored bytes add up, working
+sets do not (the largest counts), and the residual's bytes are the block's. What is left out here, and why no better
+layout goes with it:
+
+front    an option that another of its block and component beats in seconds, stored bytes and working set: the other
+         can stand in for it in any layout, which then takes no longer and no more memory.
+fit      a block in which not even the least memory fits: for some largest working set p, every component stores the
+         least of what works within p. No layout of the block can need less than the least of these over p.
+cutoff   a block whose components' least seconds sum to more than a layout that fits takes (`Reduced.most_s`), and an
+         option that is over it even beside the least of all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+
+from planner.search.mesh_search import Board
+from planner.search.meshes import meshes
+from planner.search.pareto import Options
+from planner.search.problem import Choice, Found, Problem
+from planner.search.residuals import states
+from planner.search.search import columns, price_tables
+from strategies.readers.rates import Ints, tabulate_rates
+
+SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are kept
+
+
+@dataclass(frozen=True)
+class Block:
+    """Options of every component in one state of one mesh at one padded batch; `held`: bytes of the residual."""
+
+    board: Board
+    column: int
+    state: int
+    options: tuple[Options, ...]
+
+    @property
+    def residual(self) -> int:
+        """The state's residual."""
+        return int(self.board.state.residual[self.state])
+
+    @property
+    def held(self) -> float:
+        """Bytes of the residual stream, the update that is added to it, and the norms."""
+        return float(self.board.residual_bytes[self.residual, self.column])
+
+    @property
+    def least_s(self) -> float:
+        """No layout of the block takes less: the sum over components of their fastest option."""
+        return sum(float(o.seconds.min()) for o in self.options)
+
+    @property
+    def size(self) -> int:
+        """How many options there are."""
+        return sum(len(o.row) for o in self.options)
+
+    def choice(self, rows: Sequence[int]) -> Choice:
+        """The choice of these options (places in `options`), priced by the tables."""
+        picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
+        step_s = sum(float(o.seconds[0]) for o in picked)
+        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.held
+        return self.board._choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
+
+    def least_memory(self, usable: float) -> tuple[int, ...] | None:
+        """Options that fit, of those that need the least for some largest working set the fastest; None: none fit."""
+        found: list[tuple[float, tuple[int, ...]]] = []
+        for peak in np.unique(np.concatenate([o.peak for o in self.options])):
+            stored = [np.where(o.peak <= peak, o.stored, np.inf) for o in self.options]
+            if sum(float(s.min()) for s in stored) + float(peak) + self.held <= usable:
+                rows = tuple(int(s.argmin()) for s in stored)
+                found.append((sum(float(o.seconds[r]) for o, r in zip(self.options, rows, strict=True)), rows))
+        return min(found)[1] if found else None
+
+    def fastest(self, usable: float) -> tuple[int, ...] | None:
+        """The fastest options, if they fit."""
+        rows = tuple(int(o.seconds.argmin()) for o in self.options)
+        picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
+        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.held
+        return rows if total <= usable else None
+
+    def within(self, most_s: float) -> Block:
+        """Without the options that take more than `most_s` even beside the least of all others."""
+        return replace(self, options=tuple(within(self.options, most_s)))
+
+    def name(self, i: int, row: int) -> tuple[str, tuple[str, ...]]:
+        """The body and roles of an option of component i."""
+        joined, at = self.board.joined[i], int(self.options[i].row[row])
+        table = joined.tables[joined.table_of[at]]
+        return table.body.name, tuple(table.choices[c] for c in table.rows[joined.row_of[at]])
+
+
+def within(options: Sequence[Options], most_s: float) -> list[Options]:
+    """Without those that take more than `most_s` even beside the least of all others."""
+    least = [float(o.seconds.min()) for o in options]
+    slack = most_s * (1 + SLACK) - sum(least)
+    return [o.within(own + slack) for o, own in zip(options, least, strict=True)]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Blocks among which the best layout is, if any fits; and the best known one: its block and options."""
+
+    blocks: tuple[Block, ...]
+    known: tuple[Block, tuple[int, ...]] | None
+
+    @property
+    def most_s(self) -> float:
+        """The best layout takes no longer: seconds of the known one."""
+        return seconds_of(*self.known) if self.known else np.inf
+
+
+def seconds_of(block: Block, rows: Sequence[int]) -> float:
+    """Seconds of a layout of the block."""
+    return sum(float(o.seconds[row]) for o, row in zip(block.options, rows, strict=True))
+
+
+def boards(problem: Problem, found: Found) -> list[Board]:
+    """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
+    pairs = columns(problem.work.batches, problem.slice_.devices)
+    batches: Ints = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+    result = []
+    for mesh in meshes(problem.slice_, problem.cuts):
+        rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
+        joined = price_tables(problem, mesh, rates, batches, found)
+        if joined is not None:
+            state = states(len(mesh), problem.work.phase)
+            board = Board(problem, mesh, joined, state, rates, batches, pairs)
+            found.candidates += board.candidates()
+            found.evaluations += board.evaluations
+            result.append(board)
+    return result
+
+
+def reduce_blocks(boards: Sequence[Board], batch: int, cutoff: bool = True) -> Reduced:
+    """The blocks of a batch; without `cutoff` all of them, with every option that no other one beats."""
+    usable = boards[0].problem.usable_bytes if boards else 0.0
+    kept: list[Block] = []
+    known: tuple[Block, tuple[int, ...]] | None = None
+    most_s = np.inf
+    for least_s, rows, state in _places(boards, batch):
+        if cutoff and least_s > most_s * (1 + SLACK):
+            break
+        block = rows.block(state, most_s if cutoff else np.inf)
+        if block is None:
+            continue
+        fits = block.fastest(usable) or block.least_memory(usable)
+        if fits is not None and seconds_of(block, fits) < most_s:
+            known, most_s = (block, fits), seconds_of(block, fits)
+        if fits is not None or not cutoff:
+            kept.append(block)
+    if cutoff:
+        kept = [b.within(most_s) for b in kept if b.least_s <= most_s * (1 + SLACK)]
+    return Reduced(tuple(kept), known)
+
+
+def _places(boards: Sequence[Board], batch: int) -> Iterator[tuple[float, Rows, int]]:
+    """Every state of every mesh and padded batch that some layout has, least seconds first."""
+    every = [
+        rows_on_faces(board, column)
+        for board in boards
+        for column, (wanted, _) in enumerate(board.pairs)
+        if wanted == batch
+    ]
+    in_order = [
+        [(least_s, number, state) for least_s, state in rows.board._in_order(rows.column)]
+        for number, rows in enumerate(every)
+    ]
+    for least_s, number, state in sorted(chain(*in_order)):
+        yield least_s, every[number], state
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of every component of a mesh that are looked at, at one padded batch."""
+
+    board: Board
+    column: int
+    rows: tuple[Ints, ...]
+
+    def block(self, state: int, most_s: float = np.inf, ties: bool = False) -> Block | None:
+        """The block of a state: options on their fronts that can be in a layout of at most `most_s` seconds.
+
+        With `ties` also the options that are as fast and as much stored as one on the front. None where there are none.
+        """
+        options = [self._options(i, state) for i in range(len(self.rows))]
+        if not all(len(o.row) for o in options):
+            return None
+        options = within(options, most_s)
+        if not all(len(o.row) for o in options):
+            return None
+        fronts = [o.front(1) for o in options]
+        if ties:
+            fronts = [_with_ties(o, front) for o, front in zip(options, fronts, strict=True)]
+        return Block(self.board, self.column, state, tuple(fronts))
+
+    def _options(self, i: int, state: int) -> Options:
+        """Rows of component i that a state allows, with seconds of all its layers, glue included."""
+        board, rows, column = self.board, self.rows[i], self.column
+        joined, glue, residual = board.joined[i], board.glue[i], int(board.state.residual[state])
+        allowed = board._allowed(i, residual, board.state.prefixes[state : state + 1])[0]
+        rows = rows[allowed[joined.face[rows]]]
+        face = joined.face[rows]
+        early_s, late_s = glue.of(residual, column)
+        early, late = joined.early_s[rows, column] + early_s[face], joined.late_s[rows, column] + late_s[face]
+        possible = np.isfinite(late)
+        rows, seconds = rows[possible], joined.component.times * np.maximum(early, late)[possible]
+        return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+
+
+def all_rows(board: Board, column: int) -> Rows:
+    """Every row that runs the batch and that alone fits."""
+    usable = board.problem.usable_bytes
+    return Rows(
+        board,
+        column,
+        tuple(
+            np.flatnonzero(j.possible[:, column] & (j.stored_bytes[:, column] <= usable)).astype(np.int64)
+            for j in board.joined
+        ),
+    )
+
+
+def rows_on_faces(board: Board, column: int) -> Rows:
+    """Those that no other row of their face beats, in both sums of seconds, stored bytes and working set.
+
+    Rows of one face pay the same glue in every state, so the other is no slower in any.
+    """
+    every = all_rows(board, column)
+    kept = []
+    for joined, rows in zip(board.joined, every.rows, strict=True):
+        late, stored, peak = (x[rows, column] for x in (joined.late_s, joined.stored_bytes, joined.peak_bytes))
+        front = Options(rows, late, stored, peak).front(1, joined.face[rows], early=joined.early_s[rows, column])
+        kept.append(front.row)
+    return replace(every, rows=tuple(kept))
+
+
+def _with_ties(options: Options, front: Options) -> Options:
+    """The options whose seconds (to 12 digits) and stored bytes some option of the front has, too."""
+    on_front = set(zip(map(_digits, front.seconds.tolist()), front.stored.tolist(), strict=True))
+    every = zip(map(_digits, options.seconds.tolist()), options.stored.tolist(), strict=True)
+    return options.take(np.array([n for n, pair in enumerate(every) if pair in on_front], dtype=np.int64))
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.12g}")

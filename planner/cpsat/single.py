@@ -1,0 +1,268 @@
+"""The coupled choice as a CP-SAT model: a second proof of what the exhaustive search finds, and one with a time limit.
+
+Of one slice and batch one block (mesh, padded batch, state of the residual) is chosen, and in it one option of every
+component, so that the seconds are least and what is stored, the largest working set and the residual fit:
+
+    sum_b z_b = 1        sum_r x_bcr = z_b  for each component c of block b
+    peak_b >= sum_r peak_r x_bcr            sum_cr stored_r x_bcr + peak_b + held_b z_b <= usable z_b
+    minimise sum_bcr seconds_r x_bcr
+
+The answer is priced again with the tables' own numbers, and by who plans with the plain cost function; a difference
+is an error. Of layouts that take equally long (to 12 digits) the first by `choices.order_key` is chosen, in further
+solves: bytes, then padded batch, mesh and residual, then names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mesh.errors import InputError
+from planner.cpsat.rows import SLACK, Block, Reduced, all_rows, boards, reduce_blocks
+from planner.cpsat.solver import Ended, Scale, run, scale_of
+from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
+from planner.query.request import CP_SAT, check_solver
+from planner.search.mesh_search import Board
+from planner.search.problem import Choice, Found, Problem, order_key
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+
+def solve_coupled(
+    problem: Problem, seconds: float | None = None, *, cutoff: bool = True
+) -> tuple[Choice | None, Proof]:
+    """The best layout of a problem with one batch, proved by CP-SAT, or the best within `seconds` of solving.
+
+    `cutoff=False` leaves every state to the solver, also those that bounds exclude. None where nothing fits (status
+    `infeasible`) or nothing was found in time (`unknown`). Raises `InputError` on a limit that is no time.
+    """
+    if len(problem.work.batches) != 1:
+        raise InputError(f"batches {problem.work.batches}: expected one batch; solve each on its own")
+    check_solver(CP_SAT, seconds)
+    found = Found()
+    return solve_batch(boards(problem, found), problem.work.batches[0], seconds, cutoff)
+
+
+def solve_batch(
+    boards: Sequence[Board], batch: int, seconds: float | None = None, cutoff: bool = True
+) -> tuple[Choice | None, Proof]:
+    """The best layout of one batch on boards that are priced already."""
+    reduced = reduce_blocks(boards, batch, cutoff)
+    if not reduced.blocks:
+        return None, _proof(INFEASIBLE, None, np.inf, 0.0, 0)
+    model = _Model(reduced.blocks, boards[0].problem.usable_bytes, reduced.most_s)
+    if reduced.known is not None:
+        model.hint(*_place(reduced))
+    model.minimise_seconds()
+    ended = run(model.model, seconds)
+    if not ended.found:
+        return _without(ended, reduced, model)
+    choice, objective_s = model.choice(ended), ended.objective / model.scale.factor
+    if choice.step_s > reduced.most_s * (1 + SLACK) and ended.status == OPTIMAL:
+        raise RuntimeError(
+            f"CP-SAT says {choice.step_s} s is optimal, but a layout of {reduced.most_s} s fits: {choice}"
+        )
+    if abs(choice.step_s - objective_s) > SLACK * choice.step_s:
+        raise RuntimeError(f"CP-SAT found {objective_s} s, the tables say {choice.step_s} s: {choice}")
+    if ended.status == OPTIMAL:
+        choice = _first_of_ties(boards, reduced, choice)
+    return choice, _proof(ended.status, choice.step_s, model.bound_s(ended), ended.wall_s, ended.variables, ended)
+
+
+def _without(ended: Ended, reduced: Reduced, model: _Model) -> tuple[Choice | None, Proof]:
+    """The solver found nothing: the layout known before, if it was ended; else nothing fits, which must agree."""
+    if ended.status == INFEASIBLE and reduced.known is not None:
+        raise RuntimeError(f"CP-SAT says that nothing fits, but this does: {reduced.known[0].choice(reduced.known[1])}")
+    bound_s = np.inf if ended.status == INFEASIBLE else model.bound_s(ended)
+    choice = reduced.known[0].choice(reduced.known[1]) if reduced.known else None
+    status = FEASIBLE if choice else ended.status
+    objective_s = choice.step_s if choice else None
+    return choice, _proof(status, objective_s, bound_s, ended.wall_s, ended.variables, ended)
+
+
+def _place(reduced: Reduced) -> tuple[int, tuple[int, ...]]:
+    """The known layout as places among the blocks that are left, and among their options."""
+    assert reduced.known is not None
+    block, rows = reduced.known
+    for number, kept in enumerate(reduced.blocks):
+        if kept.board is block.board and (kept.column, kept.state) == (block.column, block.state):
+            names = [int(o.row[row]) for o, row in zip(block.options, rows, strict=True)]
+            return number, tuple(int(np.flatnonzero(o.row == n)[0]) for o, n in zip(kept.options, names, strict=True))
+    raise RuntimeError("the known layout's block was left out")
+
+
+def _proof(
+    status: str, objective_s: float | None, bound_s: float, wall_s: float, variables: int, ended: Ended | None = None
+) -> Proof:
+    known = objective_s is not None and status != INFEASIBLE
+    bound_s = min(bound_s, objective_s) if known and objective_s is not None else bound_s
+    gap = None
+    if known and objective_s:
+        gap = 0.0 if status == OPTIMAL else max(0.0, (objective_s - bound_s) / objective_s)
+    return Proof(
+        status=status,
+        objective_s=objective_s,
+        bound_s=bound_s if isfinite(bound_s) else 0.0,
+        gap=gap,
+        wall_s=wall_s,
+        variables=variables,
+        interrupted=ended is not None and ended.interrupted,
+    )
+
+
+class _Model:
+    """The model over some blocks. `most_s`: seconds of a layout that fits; longer options need not be told apart."""
+
+    def __init__(self, blocks: Sequence[Block], usable: float, most_s: float) -> None:
+        from ortools.sat.python import cp_model
+
+        self.blocks, self.model = blocks, cp_model.CpModel()
+        self.parts = len(blocks[0].options)
+        self.scale = scale_of(min(b.least_s for b in blocks), self.parts)
+        if isfinite(most_s):
+            self.scale = Scale(self.scale.factor, min(self.scale.most, int(most_s * self.scale.factor * 2) + 1))
+        self.bytes = scale_of(_most_bytes(blocks, usable))
+        self.z = [self.model.new_bool_var("") for _ in blocks]
+        self.model.add_exactly_one(self.z)
+        self.x = [
+            [[z] if len(o.row) == 1 else [self.model.new_bool_var("") for _ in o.row] for o in block.options]
+            for z, block in zip(self.z, blocks, strict=True)
+        ]
+        self.seconds = [[self.scale.nearest(o.seconds) for o in block.options] for block in blocks]
+        self.total = [self._memory(n, block, usable) for n, block in enumerate(blocks)]
+
+    def _memory(self, number: int, block: Block, usable: float) -> cp_model.LinearExprT:
+        """One option of each component where the block is chosen; its bytes, which are 0 elsewhere, must fit."""
+        from ortools.sat.python import cp_model
+
+        z, xs, model = self.z[number], self.x[number], self.model
+        for literals in xs:
+            if literals != [z]:
+                model.add_exactly_one([*literals, z.negated()])
+        peaks = [self.bytes.up(o.peak) for o in block.options]
+        peak = model.new_int_var(0, max(map(max, peaks)), "")
+        for literals, of in zip(xs, peaks, strict=True):
+            model.add(cp_model.LinearExpr.weighted_sum(literals, of) <= peak)
+        stored = [self.bytes.up(o.stored) for o in block.options]
+        held = self.bytes.up(np.array([block.held]))[0]
+        total = sum(cp_model.LinearExpr.weighted_sum(a, b) for a, b in zip(xs, stored, strict=True)) + peak + held * z
+        if sum(map(max, stored)) + max(map(max, peaks)) + held > self.bytes.down(usable):
+            model.add(total <= self.bytes.down(usable) * z)
+        return total
+
+    def hint(self, number: int, rows: Sequence[int]) -> None:
+        """Begin with this layout."""
+        for n, (z, xs) in enumerate(zip(self.z, self.x, strict=True)):
+            self.model.add_hint(z, n == number)
+            for literals, row in zip(xs, rows, strict=True):
+                for place, literal in enumerate(literals if literals != [z] else []):
+                    self.model.add_hint(literal, n == number and place == row)
+
+    def _sum(self, weights: Sequence[Sequence[Sequence[int]]]) -> cp_model.LinearExprT:
+        from ortools.sat.python import cp_model
+
+        literals = [literal for block in self.x for component in block for literal in component]
+        return cp_model.LinearExpr.weighted_sum(literals, [w for block in weights for one in block for w in one])
+
+    def minimise_seconds(self) -> None:
+        """The first objective."""
+        self.model.minimize(self._sum(self.seconds))
+
+    def limit_seconds(self, most_s: float) -> None:
+        """Only layouts that take no longer, but for the rounding."""
+        self.model.add(self._sum(self.seconds) <= self.scale.down(most_s) + self.parts)
+
+    def minimise_bytes(self) -> cp_model.LinearExprT:
+        """All bytes: the second objective."""
+        total = sum(self.total)
+        self.model.minimize(total)
+        return total
+
+    def minimise_ranks(self, ranks: Sequence[int]) -> cp_model.LinearExprT:
+        """The chosen block's rank."""
+        from ortools.sat.python import cp_model
+
+        rank = cp_model.LinearExpr.weighted_sum(self.z, list(ranks))
+        self.model.minimize(rank)
+        return rank
+
+    def minimise_names(self, component: int, ranks: Sequence[Sequence[int]]) -> cp_model.LinearExprT:
+        """The rank of a component's option by its names."""
+        none = [[[0] * len(one) for one in block] for block in self.x]
+        for block, of in zip(none, ranks, strict=True):
+            block[component] = list(of)
+        rank = self._sum(none)
+        self.model.minimize(rank)
+        return rank
+
+    def choice(self, ended: Ended) -> Choice:
+        """The solution, priced by the tables."""
+        number = ended.chosen(self.z)
+        return self.blocks[number].choice([ended.chosen(literals) for literals in self.x[number]])
+
+    def bound_s(self, ended: Ended) -> float:
+        """No layout takes less: the solver's bound without what was rounded, or the sum of the least of a block."""
+        least = min(b.least_s for b in self.blocks)
+        return max(least, (ended.bound - self.parts) / self.scale.factor) if isfinite(ended.bound) else least
+
+
+def _most_bytes(blocks: Sequence[Block], usable: float) -> float:
+    most = max(sum(float(o.stored.max() + o.peak.max()) for o in b.options) + b.held for b in blocks)
+    return max(1.0, min(most, usable))
+
+
+def _first_of_ties(boards: Sequence[Board], reduced: Reduced, best: Choice) -> Choice:
+    """Of the layouts that take as long as the best (to 12 digits) the first by `order_key`, among all rows."""
+    limit_s = best.step_s * (1 + 1e-12)
+    blocks = []
+    for block in reduced.blocks:
+        if block.least_s <= limit_s:
+            again = all_rows(block.board, block.column).block(block.state, limit_s, ties=True)
+            assert again is not None
+            blocks.append(again)
+    if sum(block.size for block in blocks) == len(blocks[0].options):
+        return best
+    model = _Model(blocks, boards[0].problem.usable_bytes, limit_s)
+    model.limit_seconds(limit_s)
+    return _lexicographic(model, best)
+
+
+def _lexicographic(model: _Model, best: Choice) -> Choice:
+    """Solve for bytes, the block's rank and each component's names in turn, at the least of those before."""
+    keys = [_block_key(block) for block in model.blocks]
+    order = {key: n for n, key in enumerate(sorted(set(keys)))}
+    names = _name_ranks(model.blocks)
+    objectives: list[Callable[[], cp_model.LinearExprT]] = [
+        model.minimise_bytes,
+        partial(model.minimise_ranks, [order[key] for key in keys]),
+        *(partial(model.minimise_names, i, names[i]) for i in range(model.parts)),
+    ]
+    choice = best
+    for objective in objectives:
+        rank = objective()
+        ended = run(model.model)
+        if ended.status != OPTIMAL:
+            raise RuntimeError(f"CP-SAT lost the layout that it proved best ({ended.status}): {best}")
+        model.model.add(rank <= round(ended.objective))
+        choice = model.choice(ended)
+    return min(best, choice, key=order_key)
+
+
+def _block_key(block: Block) -> tuple[object, ...]:
+    choice = block.choice([0] * len(block.options))
+    return (choice.padded_batch, choice.mesh, choice.residual)
+
+
+def _name_ranks(blocks: Sequence[Block]) -> list[list[list[int]]]:
+    """[components][blocks][options]: places of the options' bodies and roles in alphabetical order."""
+    result = []
+    for i in range(len(blocks[0].options)):
+        names = [[block.name(i, row) for row in range(len(block.options[i].row))] for block in blocks]
+        order = {name: n for n, name in enumerate(sorted({name for of in names for name in of}))}
+        result.append([[order[name] for name in of] for of in names])
+    return result

@@ -1,0 +1,133 @@
+"""How a component's rows store their weights and caches, before an order of the mesh axes is chosen.
+
+A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) puts together runs of program
+axes; the mesh axes that play a run's axes are sorted: those that cut the residual in the run's dim first, then by the
+order of the mesh axes. So a row and a residual give, per dim, a sequence of groups of mesh axes, and an order of the
+mesh axes sorts every group: a spec. Two phases store a weight alike if their specs are equal: shape and axes of dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.plan.specs import cache_types
+from planner.search.component_rows import Joined
+from planner.search.residuals import CODES
+from strategies.bind import _Order
+from strategies.notation import Axes, Program, Tensor
+from strategies.readers.cost import Speeds
+from strategies.readers.memory import weight_bytes
+from strategies.readers.rates import Floats, Ints, Rates
+from strategies.tables.assignments import fit_part, masks_of
+from strategies.tables.tables import scope_of
+
+Groups = tuple[tuple[int, ...], ...]
+Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
+"""Per tensor its name, shape and groups of mesh axes per dim: sets until an order is chosen, then sequences."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
+
+    letters: Axes
+    face: str
+
+
+@cache
+def _runs(program: Program, tensor: Tensor) -> tuple[tuple[Run, ...], ...]:
+    order = _Order(program, {}, None)
+    return tuple(tuple(Run(tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+
+
+def weight_types(program: Program) -> tuple[Tensor, ...]:
+    """The types of the program's weights."""
+    return tuple(t for t in program.arguments if t.name in program.weights)
+
+
+@dataclass(frozen=True)
+class Specs:
+    """Specs of a component's rows at one padded batch. `caches`: also of the caches' dims B, K and S."""
+
+    joined: Joined
+    sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
+    caches: bool
+
+    def stored(self, row: int, residual: Sequence[int]) -> Stored:
+        """The groups of mesh axes that cut each dim of each weight; `residual`: what each mesh axis cuts there."""
+        table_number, at = int(self.joined.table_of[row]), int(self.joined.row_of[row])
+        table = self.joined.tables[table_number]
+        plays: dict[str, list[int]] = {}
+        for axis, choice in enumerate(table.rows[at].tolist()):
+            plays.setdefault(table.choices[choice], []).append(axis)
+        found = []
+        for part, sizes in zip(table.body.parts, self.sizes[table_number], strict=True):
+            for t in weight_types(part.program):
+                shape = tuple(int(sizes[d.name][at]) for d in t.dims)
+                found.append((t.name, shape, self._cuts(part.program, t, plays, residual)))
+            for t in cache_types(part.program) if self.caches else ():
+                cuts = dict(zip(t.names, self._cuts(part.program, t, plays, residual), strict=True))
+                found.append((t.name, (), tuple(cuts[dim] for dim in "BKS")))
+        return tuple(sorted(found))
+
+    @staticmethod
+    def _cuts(program: Program, t: Tensor, plays: dict[str, list[int]], residual: Sequence[int]) -> tuple[Groups, ...]:
+        return tuple(_groups(runs, plays, residual) for runs in _runs(program, t))
+
+
+def _groups(runs: Sequence[Run], plays: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+    found = []
+    for run in runs:
+        axes = sorted(axis for letter in run.letters for axis in plays.get(letter, ()))
+        if run.face:
+            cut = [axis for axis in axes if CODES[residual[axis]] == run.face]
+            found += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
+        else:
+            found += [tuple(sorted(plays.get(letter, ()))) for letter in run.letters]
+    return tuple(group for group in found if group)
+
+
+def specs_of(joined: Joined, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
+    """The specs of a component on one mesh at one of its padded batches."""
+    sizes = []
+    for table in joined.tables:
+        masks = masks_of(table.rows, table.choices)
+        fits = [fit_part(part, joined.component, rates, masks, batches) for part in table.body.parts]
+        shape = (len(table.rows), batches.shape[1])
+        sizes.append([{n: np.broadcast_to(size, shape)[:, column] for n, size in f.sizes.items()} for f in fits])
+    return Specs(joined, sizes, caches)
+
+
+def weights_of(joined: Joined, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
+    """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
+    found = []
+    for table in joined.tables:
+        masks, total = masks_of(table.rows, table.choices), np.zeros((len(table.rows), batches.shape[1]))
+        for number, part in enumerate(table.body.parts):
+            if not (joined.component.tied and number):
+                sizes = fit_part(part, joined.component, rates, masks, batches).sizes
+                total = total + joined.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
+        found.append(total[:, column])
+    return np.concatenate(found)
+
+
+def unordered(stored: Stored) -> Stored:
+    """What is left of a spec if the order of axes within a dim counts for nothing."""
+    return tuple(
+        (name, shape, tuple((tuple(sorted(axis for group in cut for axis in group)),) for cut in cuts))
+        for name, shape, cuts in stored
+    )
+
+
+def ordered(stored: Stored, order: Sequence[int]) -> Stored:
+    """The spec in an order of the mesh axes, major first: each dim's axes as one sequence."""
+    place = {axis: n for n, axis in enumerate(order)}
+    return tuple(
+        (name, shape, tuple((tuple(a for group in cut for a in sorted(group, key=place.__getitem__)),) for cut in cuts))
+        for name, shape, cuts in stored
+    )

@@ -1,0 +1,56 @@
+"""`plan --solver cp-sat`: the best layout of every slice and batch by the CP-SAT model, and what it proved of each."""
+
+from __future__ import annotations
+
+from planner.best.candidate import Candidate, Sweep, problem_of
+from planner.cpsat.rows import boards
+from planner.cpsat.single import solve_batch
+from planner.plan.file_proof import Solved, Solver
+from planner.query.request import CP_SAT, Progress, Request
+from planner.search.mesh_search import Board
+from planner.search.problem import Found
+
+
+def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Sweep:
+    """Solve every slice and batch of the request; by slice, then batch.
+
+    An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
+    """
+    found: dict[str, Found] = {}
+    bests: list[Candidate] = []
+    solved: list[Solved] = []
+    try:
+        for slice_ in request.slices:
+            found[slice_.name] = Found()
+            progress(f"pricing {slice_.name}")
+            problem = problem_of(request, slice_)
+            priced = boards(problem, found[slice_.name])
+            for batch in dict.fromkeys(problem.work.batches):
+                progress(f"solving {slice_.name} at batch {batch}")
+                choice, proof = solve_batch(priced, batch, request.solver_seconds)
+                _note(found[slice_.name], priced, batch)
+                found[slice_.name].choices[batch] = [choice] if choice else []
+                bests += [Candidate(slice_, problem, choice)] if choice else []
+                solved.append(Solved(slice=slice_.name, batch=batch, proof=proof))
+                if proof.interrupted:
+                    raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        if not bests:
+            raise
+        interrupted = True
+    else:
+        interrupted = False
+    seconds = request.solver_seconds
+    solver = Solver(name=CP_SAT, seconds=seconds, solved=tuple(solved), interrupted=interrupted)
+    return Sweep(found, tuple(bests), solver, interrupted)
+
+
+def _note(found: Found, priced: list[Board], batch: int) -> None:
+    """What a batch needs at the least, and which assignments need more than there is."""
+    for board in priced:
+        for column, (wanted, _) in enumerate(board.pairs):
+            if wanted == batch:
+                found.least_bytes[batch] = min(
+                    board.least_bytes([column])[0], found.least_bytes.get(batch, float("inf"))
+                )
+                board.over_memory(column, found)

@@ -1,0 +1,104 @@
+"""Error bars: how far estimates were from published measurements, by chip, phase and constants.
+
+The table, data/accuracy.json, is what `meshwright validate --error-bars` writes; a test checks that it is what
+`validate` finds. Estimates at constants that no measurement of the chip and phase has tested are uncalibrated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from mesh.chips import Chip, Reached, chip_names, closest, load_chip
+from mesh.errors import InputError
+from mesh.slices import Slice
+from planner.plan.plan import Accuracy, Value
+
+TABLE = Path(__file__).parents[1] / "data" / "accuracy.json"
+OWN = ("chip", "data-sheet")
+"""Constants that every chip has: its own, and those of its data sheet."""
+
+CALIBRATED_FROM = "calibrated from"
+"""How the source of a constant begins that was fitted to measurements."""
+
+
+class ErrorBar(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Errors of a set's steps of one phase at some constants: `chip`, `data-sheet`, or fitted to the set, left-one-out.
+
+    `reached`: these constants; None: the data sheet's.
+    """
+
+    chip: str
+    phase: str
+    set: str
+    constants: str
+    reached: Reached | None
+    points: int
+    median: float
+    worst: float
+
+
+@cache
+def table() -> tuple[ErrorBar, ...]:
+    """The error bars that came with this version."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=tuple[ErrorBar, ...])
+
+
+def accuracy_of(chip: Chip, phase: str) -> Accuracy | None:
+    """The error bar of estimates of this phase at this chip's constants; None: uncalibrated.
+
+    >>> accuracy_of(load_chip("v6e"), "decode")
+    """
+    if chip.name not in chip_names() or not _same_hardware(chip, load_chip(chip.name)):
+        return None
+    bars = [bar for bar in table() if (bar.chip, bar.phase, bar.reached) == (chip.name, phase, chip.reached)]
+    if not bars:
+        return None
+    bar = max(bars, key=lambda bar: bar.worst)
+    return Accuracy(set=bar.set, constants=bar.constants, points=bar.points, median=bar.median, worst=bar.worst)
+
+
+def _same_hardware(chip: Chip, known: Chip) -> bool:
+    return (chip.flops_per_s, chip.hbm_bytes_per_s, chip.link_bytes_per_s) == (
+        known.flops_per_s,
+        known.hbm_bytes_per_s,
+        known.link_bytes_per_s,
+    )
+
+
+def slice_at(slice_: Slice, constants: str) -> Slice:
+    """The slice at its chip's own constants, its data sheet's, or those fitted to a data set of its chip.
+
+    >>> from mesh.slices import parse_slice
+    >>> slice_at(parse_slice("v5e:4x4"), "data-sheet").chip.reached
+    """
+    if constants == OWN[0]:
+        return slice_
+    if constants == OWN[1]:  # what the compiler makes of a collective stays as it is, unlike in bounds
+        return msgspec.structs.replace(slice_, chip=msgspec.structs.replace(slice_.chip, reached=None))
+    fitted = [bar for bar in table() if bar.constants == bar.set]
+    bars = [bar for bar in fitted if bar.set == constants]
+    known = (*OWN, *dict.fromkeys(bar.set for bar in fitted))
+    if not bars or bars[0].reached is None:
+        raise InputError(f"constants '{constants}' are not known; closest: {closest(constants, known)}")
+    if bars[0].chip != slice_.chip.name:
+        raise InputError(f"constants '{constants}' are of {bars[0].chip}; expected some of {slice_.chip.name}, or chip")
+    return slice_.reaching(bars[0].reached, _source(bars))
+
+
+def _source(bars: Sequence[ErrorBar]) -> str:
+    points = sum(bar.points for bar in bars)
+    return f"{CALIBRATED_FROM} {points} measured steps of the data set {bars[0].set} (see `meshwright validate`)"
+
+
+def slice_of_plan(slice_: Slice, reached: Reached | None) -> Slice:
+    """The slice at the constants that a plan says it was priced at; raises `InputError` where they are nobody's."""
+    known = [OWN[0], OWN[1], *dict.fromkeys(bar.set for bar in table() if bar.chip == slice_.chip.name)]
+    for constants in known:
+        at = slice_at(slice_, constants)
+        if at.chip.reached == reached:
+            return at
+    raise InputError(f"the plan's `reached` is not that of {slice_.chip.name}, its data sheet, or a data set")

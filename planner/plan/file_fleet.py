@@ -1,0 +1,107 @@
+"""What a fleet is in a plan file: its servers by plan number, what they do together, and the proof of it."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from mesh.errors import InputError
+from planner.plan.plan import Value
+from strategies.models.workload import LARGEST_CONTEXT, check_count
+
+MOST_REQUESTS_PER_S = 1e9
+MOST_CHIPS = 1_000_000
+
+
+class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests per second, each of `input` tokens of prompt and `output` tokens to decode.
+
+    Raises `InputError` on a number that cannot be.
+    """
+
+    requests_per_s: float
+    input: int
+    output: int
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.requests_per_s) and 0 < self.requests_per_s <= MOST_REQUESTS_PER_S):
+            raise InputError(
+                f"traffic requests_per_s={self.requests_per_s:g}: expected a number above 0 and at most "
+                f"{MOST_REQUESTS_PER_S:g}"
+            )
+        check_count("traffic input", self.input, LARGEST_CONTEXT)
+        check_count("traffic output", self.output, LARGEST_CONTEXT)
+        check_count("traffic input and output", self.input + self.output, LARGEST_CONTEXT)
+
+
+class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of the cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
+
+    No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s`: wall time;
+    `seconds`: its limit. `interrupted`: also where the search for layouts was, so that servers may be missing.
+    """
+
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    solver: str
+    solver_s: float
+    seconds: float | None = None
+    interrupted: bool = False
+
+
+class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`count` equal servers, each a slice that runs plan number `plan` (from 1) as its role, prefill or decode.
+
+    `step_s`: of decode the worst, which stops to gather copies of new requests' caches. `requests_per_s` of one
+    server: what `limited_by` (its `step`, or its `network`) leaves. `dcn_bytes_per_s`: of all chips of the slice.
+    `cost_per_hour`: dollars for one server; None without prices.
+    """
+
+    plan: int
+    role: str
+    chip: str
+    slice: str
+    chips: int
+    batch: int
+    count: int
+    step_s: float
+    requests_per_s: float
+    limited_by: str
+    dcn_bytes_per_s: float
+    cost_per_hour: float | None
+
+
+class FleetQuota(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Chips of a kind that may be used, and that are."""
+
+    chip: str
+    chips: int
+    used: int
+
+
+class Fleet(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The servers of a fleet, prefill first, and what they do together.
+
+    `objective`: `chips`, or `dollars per hour` where chips have prices. `utilisation`: the share of each role's rate
+    that the traffic may take. `request_cache_bytes`: the KV cache of one prompt. `transfer_s`, `ttft_s`: the worst of
+    all pairs of a prefill and a decode server (`planner.fleet.servers`); `step_s`: the worst decode step.
+    `max_ttft_s`, `max_step_s`: the targets; None: there is none.
+    """
+
+    traffic: Traffic
+    utilisation: float
+    max_step_s: float | None
+    max_ttft_s: float | None
+    objective: str
+    members: tuple[FleetMember, ...]
+    quota: tuple[FleetQuota, ...]
+    prefill_requests_per_s: float
+    decode_requests_per_s: float
+    request_cache_bytes: float
+    transfer_s: float
+    ttft_s: float
+    step_s: float
+    cost_per_hour: float | None
+    cost_per_million_output_tokens: float | None
+    proof: FleetProof

@@ -1,0 +1,61 @@
+"""What a solver proved about a choice, as it is stated in plan files; and what it is in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planner.plan.plan import Value
+
+OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
+
+
+class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A solver's proof: `optimal`, `infeasible` (nothing fits), or how far it came when it was ended.
+
+    `feasible`: the objective is of the best so far, and no layout takes less than the bound; `gap` is what the best
+    may be above it, as a share of the objective. `unknown`: nothing was found yet. `variables` are the model's.
+    """
+
+    status: str
+    objective_s: float | None
+    bound_s: float
+    gap: float | None
+    wall_s: float
+    variables: int
+    interrupted: bool = False
+
+
+class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The proof of one slice and batch."""
+
+    slice: str
+    batch: int
+    proof: Proof
+
+
+class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which solver chose the plans, its time limit for each slice and batch, and what it proved."""
+
+    name: str
+    seconds: float | None
+    solved: tuple[Solved, ...]
+    interrupted: bool = False
+
+
+def proved(solver: Solver) -> str:
+    """What `search.proved_optimal` says: the solver, and where it did not end, the largest gap with its bound."""
+    short = [s for s in solver.solved if s.proof.status in (FEASIBLE, UNKNOWN)]
+    if not short and not solver.interrupted:
+        return solver.name
+    ended = "interrupted" if solver.interrupted else f"ended after {solver.seconds:g} s"
+    return f"{solver.name}, {ended}: {_worst(short)}"
+
+
+def _worst(short: Sequence[Solved]) -> str:
+    if not short:
+        return "every slice and batch that was begun is proved"
+    worst = max(short, key=lambda s: (1.0 if s.proof.gap is None else s.proof.gap, s.slice, s.batch))
+    found = "nothing found" if worst.proof.gap is None else f"gap {100 * worst.proof.gap:.3g}%"
+    return (
+        f"{worst.slice} at batch {worst.batch}: {found}, no layout takes less than {worst.proof.bound_s * 1e3:.6g} ms"
+    )

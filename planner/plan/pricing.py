@@ -1,0 +1,274 @@
+"""Pricing one layout in full: every step with its text, bytes, time and bound; memory; specs. No search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import msgspec
+import numpy as np
+
+from mesh.slices import Slice
+from planner.plan.accuracy import CALIBRATED_FROM, accuracy_of
+from planner.plan.compare import hidden_s as hidden_by
+from planner.plan.layout import Bound, Layout, programs
+from planner.plan.norms import norm_bytes
+from planner.plan.plan import (
+    CommPlan,
+    Constant,
+    Cost,
+    LayoutOf,
+    Memory,
+    MeshAxes,
+    MeshPiece,
+    Plan,
+    StepPlan,
+    Throughput,
+)
+from planner.plan.sized import Priced, ready
+from planner.plan.specs import activation_specs, cache_types, padded_dims, specs
+from strategies.components import Component
+from strategies.models.models import Model
+from strategies.models.workload import Workload
+from strategies.readers.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
+from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
+from strategies.readers.prices import Number
+from strategies.readers.rates import Rates, tabulate_rates
+
+BOUNDS = ("flops", "hbm", "ici", "latency")
+
+
+def price_layout(
+    layout: Layout,
+    slice_: Slice,
+    model: Model,
+    work: Workload,
+    batch: int,
+    padded: int,
+    fast: Speeds,
+    rates: Rates | None = None,
+) -> Plan:
+    """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
+    rates = rates or tabulate_rates(slice_, layout.pieces)
+    bound = programs(layout)
+    priced = [ready(layout, one, rates, fast, padded) for one in bound]
+    steps = tuple(step for p in priced for step in _steps(p, fast))
+    lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
+    cost = total_cost(steps, lower_s, hidden_by(steps, slice_.chip.reached, fast.prefetch_s))
+    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    return Plan(
+        model=model,
+        model_hash=model.digest,
+        slice=slice_.name,
+        reached=slice_.chip.reached,
+        prefetch_s=fast.prefetch_s,
+        accuracy=accuracy_of(slice_.chip, work.phase),
+        chips=slice_.chips,
+        devices=slice_.devices,
+        phase=work.phase,
+        batch=batch,
+        padded_batch=padded,
+        context=work.context,
+        dtypes=work.dtypes,
+        mesh=mesh_axes(layout, slice_),
+        residual=_residual(layout, work.phase),
+        layouts=tuple(_layout_of(a.component, layout, i, priced) for i, a in enumerate(layout.assigned)),
+        specs=specs(priced, work),
+        activation_specs=activation_specs(priced, work),
+        padded=padded_dims(priced),
+        cost=cost,
+        memory=_memory(priced, layout, slice_, work, padded, fast),
+        throughput=Throughput(
+            tokens_per_s=tokens / cost.step_s, tokens_per_s_per_chip=tokens / cost.step_s / slice_.chips
+        ),
+        constants=_constants(slice_, work),
+    )
+
+
+def estimate_s(layout: Layout, slice_: Slice, padded: int, fast: Speeds) -> float:
+    """`cost.step_s` of the layout's plan, alone. Raises `LayoutError` as `price_layout` does."""
+    rates = tabulate_rates(slice_, layout.pieces)
+    steps = [s for one in programs(layout) for s in _steps(ready(layout, one, rates, fast, padded), fast)]
+    return sum(s.layers * s.seconds for s in steps) - hidden_by(steps, slice_.chip.reached, fast.prefetch_s)
+
+
+def _steps(p: Priced, fast: Speeds) -> Iterator[StepPlan]:
+    for cost in price_steps(p.scope, fast):
+        comms = [c for c in cost.comms if _scalar(p.scope.ways(c.comm.axes)) > 1]
+        yield _step_plan(p, cost, comms)
+
+
+def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan:
+    flops_s, hbm_s = _scalar(cost.flops_s), _scalar(cost.hbm_s)
+    ici_s = sum(_scalar(c.bandwidth_s) for c in comms)
+    comm_s = sum(_scalar(c.seconds) for c in comms)
+    terms = {"flops": flops_s if flops_s >= hbm_s else 0.0, "hbm": hbm_s if hbm_s > flops_s else 0.0}
+    terms["ici" if 2 * ici_s > comm_s else "latency"] = comm_s
+    seconds = max(flops_s, hbm_s) + comm_s
+    return StepPlan(
+        component=p.bound.component.name,
+        part=p.bound.part,
+        layers=p.bound.component.times,
+        text=str(cost.step),
+        op=cost.step.op,
+        flops=_scalar(cost.work.flops),
+        hbm_bytes=_scalar(cost.work.hbm_bytes),
+        comms=tuple(_comm_plan(p, c) for c in comms),
+        flops_s=flops_s,
+        hbm_s=hbm_s,
+        ici_s=ici_s,
+        latency_s=comm_s - ici_s,
+        seconds=seconds,
+        bound_by=max(terms, key=lambda name: (terms[name], -BOUNDS.index(name))) if seconds else "free",
+        behind=cost.behind,
+    )
+
+
+def _comm_plan(p: Priced, c: CommCost) -> CommPlan:
+    rates, times = p.scope.rates, int(_scalar(c.comm.times))
+    launches = times * int(rates.launches[c.comm.kind][p.scope.mask(c.comm.axes)].item())
+    return CommPlan(
+        kind=c.comm.kind,
+        axes=c.comm.axes,
+        bytes=_scalar(c.comm.nbytes),
+        times=times,
+        bandwidth_s=_scalar(c.bandwidth_s),
+        hops_s=_scalar(c.latency_s) - launches * rates.launch_s,
+        launches=launches,
+        runs_as="AllReduce" if np.any(c.reduced) else None,
+    )
+
+
+def _scalar(value: Number) -> float:
+    return float(np.asarray(value, dtype=float).reshape(-1)[0])
+
+
+def lower_bound_s(layout: Layout, bound: Sequence[Bound], slice_: Slice, fast: Speeds, padded: int) -> float:
+    """The longer of all steps' FLOPs or HBM time and all collectives' time, with the slice at its data sheet.
+
+    `fast` is what its devices reach.
+    """
+    rates, sheet = tabulate_rates(slice_.at_data_sheet, layout.pieces), data_sheet_speeds(fast, slice_.chip)
+    total = Totals()
+    for p in (ready(layout, one, rates, sheet, padded) for one in bound):
+        for cost in price_steps(p.scope, sheet):
+            total.add(cost, p.bound.component.times)
+    return _scalar(total.lower_bound_s)
+
+
+def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float) -> Cost:
+    """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
+    flops_s = sum(s.layers * s.flops_s for s in steps)
+    hbm_s = sum(s.layers * s.hbm_s for s in steps)
+    ici_s = sum(s.layers * s.ici_s for s in steps)
+    latency_s = sum(s.layers * s.latency_s for s in steps)
+    roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
+    by = dict.fromkeys(BOUNDS, 0.0)
+    for s in steps:
+        by["flops" if s.flops_s >= s.hbm_s else "hbm"] += s.layers * max(s.flops_s, s.hbm_s)
+        by["ici" if s.ici_s > s.latency_s else "latency"] += s.layers * (s.ici_s + s.latency_s)
+    return Cost(
+        lower_bound_s=lower_bound_s,
+        step_s=roof_s + ici_s + latency_s - hidden_s,
+        upper_bound_s=flops_s + hbm_s + ici_s + latency_s,
+        flops_s=flops_s,
+        hbm_s=hbm_s,
+        ici_s=ici_s,
+        latency_s=latency_s,
+        hidden_s=hidden_s,
+        bound_by=max(by, key=lambda name: (by[name], -BOUNDS.index(name))),
+        steps=tuple(steps),
+    )
+
+
+def _memory(
+    priced: Sequence[Priced], layout: Layout, slice_: Slice, work: Workload, padded: int, fast: Speeds
+) -> Memory:
+    weights = kv = peak = 0.0
+    seen: set[str] = set()
+    for p in priced:
+        component = p.bound.component
+        if p.bound.part == "body":
+            shared = component.tied and component.name in seen  # the unembedding's table is the embedding's
+            seen.add(component.name)
+            weights += 0.0 if shared else component.times * _scalar(weight_bytes(p.scope))
+            kv += component.times * _scalar(cache_bytes(p.scope))
+            peak = max(peak, _scalar(peak_activation_bytes(p.scope)))
+    weights += norm_bytes([a.component for a in layout.assigned], work, fast)
+    activation = peak + residual_bytes(layout, priced, work, padded, fast)
+    return Memory(
+        weights_bytes=weights,
+        kv_bytes=kv,
+        activation_bytes=activation,
+        total_bytes=weights + kv + activation,
+        usable_bytes=slice_.chip.usable_hbm_bytes_per_device,
+    )
+
+
+def residual_bytes(layout: Layout, priced: Sequence[Priced], work: Workload, padded: int, fast: Speeds) -> float:
+    """The residual stream and the update that is added to it, on one device."""
+    sizes = [prod(p.size for p in pieces) for pieces in layout.pieces]
+    ways = prod(size for size, cut in zip(sizes, layout.residual, strict=True) if cut != "-")
+    tokens = padded * (work.context if work.phase == "prefill" else 1)
+    D = priced[0].bound.component.dims["D"]
+    return 2 * tokens * D * fast.widths["activation"] / ways
+
+
+def mesh_axes(layout: Layout, slice_: Slice) -> MeshAxes:
+    """The mesh of a layout, its pieces by the names of the slice's physical axes."""
+    names = [axis.name for axis in slice_.axes]
+    return MeshAxes(
+        axis_names=layout.names,
+        axis_sizes=tuple(prod(p.size for p in pieces) for pieces in layout.pieces),
+        pieces=tuple(
+            tuple(MeshPiece(axis=names[p.axis], stride=p.stride, size=p.size) for p in pieces)
+            for pieces in layout.pieces
+        ),
+    )
+
+
+def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
+    dims = "BD" if phase == "decode" else "BTD"
+    return {dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims}
+
+
+def _layout_of(component: Component, layout: Layout, i: int, priced: Sequence[Priced]) -> LayoutOf:
+    a = layout.assigned[i]
+    caches = [t for part in a.body.parts for t in cache_types(part.program)]
+    sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
+    cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
+    order = next(iter(sequence)) if sequence else "striped"
+    slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
+    return LayoutOf(
+        component=component.name,
+        groups=component.groups,
+        layers=component.times,
+        program=a.body.name,
+        assignment={n: a.body.role_name(axis) for n, axis in zip(layout.names, a.axes, strict=True)},
+        cache_order="".join(caches[0].names) if caches else None,
+        sequence_order=order if cut else None,
+        capacity=int(_scalar(slots[0])) if slots else None,
+    )
+
+
+def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
+    chip = slice_.chip
+    sources = chip.sources
+    found = [
+        (f"flops_per_s.{work.dtypes.compute}", chip.flops_per_s[work.dtypes.compute], "FLOP/s", "flops_per_s"),
+        ("hbm_bytes_per_s", chip.hbm_bytes_per_s, "bytes/s", "hbm_bytes_per_s"),
+        ("usable_hbm_bytes_per_device", chip.usable_hbm_bytes_per_device, "bytes", "usable_hbm_bytes_per_device"),
+        ("link_bytes_per_s", chip.link_bytes_per_s, "bytes/s", "link_bytes_per_s"),
+        ("hop_latency_s", chip.hop_latency_s, "s", "hop_latency_s"),
+    ]
+    if chip.core_link_bytes_per_s is not None:
+        found.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
+    if chip.reached is not None:
+        units = {"hop": "of hop_latency_s", "launch_s": "s"}
+        values = msgspec.structs.asdict(chip.reached)
+        found += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
+    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in found)
+
+
+def _constant(name: str, value: float, unit: str, source: str) -> Constant:
+    return Constant(name=name, value=value, unit=unit, source=source, calibrated=source.startswith(CALIBRATED_FROM))

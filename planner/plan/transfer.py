@@ -1,0 +1,217 @@
+"""The KV transfer of disaggregated serving: a prompt's cache goes from a prefill slice to a decode slice.
+
+Chapter, "Designing an effective inference engine": prefill servers send the cache over the network to generate
+servers. ICI joins the chips of one slice only, so between two slices, also of one kind, the cache goes over the
+data-centre network (DCN): each chip sends what it holds through its share of its host's network cards, the other
+side receives the same way, both at once, and where the decode layout holds copies of an entry these are gathered
+over the ICI of the receiving slice. What DCN switches between the hosts do to it is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+
+from mesh.errors import InputError
+from mesh.pieces import Piece
+from mesh.slices import Slice
+from planner.plan.plan import MeshPiece, Plan, Value
+from strategies.models.dtypes import dtype_bytes
+from strategies.models.models import Model
+from strategies.readers.rates import tabulate_rates
+
+DCN_LATENCY_S = 1e-4
+"""Seconds before the first byte arrives: an assumption (no data sheet states it); 0.1 ms against tens of ms."""
+
+
+class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What moving the caches of `requests` prompts takes. `send_s` and `receive_s` run at once, on the busiest chips.
+
+    `bytes`: of all requests, once each. `dcn_bytes_per_s`: what they really share, `bytes` over the longer of the two.
+    `copies_s`: gathering copies over the receiver's ICI. `seconds`: latency_s + max(send_s, receive_s) + copies_s.
+    `send_load_s`, `receive_load_s`: `bytes` through all chips' cards of a side: how often such transfers can follow
+    each other where the parts of a batch take turns.
+    """
+
+    requests: int
+    bytes: float
+    send_s: float
+    receive_s: float
+    send_load_s: float
+    receive_load_s: float
+    copies_s: float
+    latency_s: float
+    dcn_bytes_per_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One component's caches of one request on a slice: bytes, each entry once, and how the layout spreads them.
+
+    `batch_ways`: into how many parts B is cut; a request lies in one. `copied`: the pieces of the torus along which
+    each entry is held again.
+    """
+
+    nbytes: float
+    batch_ways: int = 1
+    copied: tuple[Piece, ...] = ()
+
+    @property
+    def copies(self) -> int:
+        """On how many devices each entry is held."""
+        return prod(piece.size for piece in self.copied)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One end of a transfer: a slice and the caches of one request on it."""
+
+    slice_: Slice
+    shares: tuple[Share, ...]
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of one request's caches, each entry once."""
+        return sum(share.nbytes for share in self.shares)
+
+
+def request_cache_bytes(model: Model, kv: str, tokens: int) -> float:
+    """Bytes of one request's K and V of `tokens` tokens in dtype `kv`; a window keeps its last tokens only.
+
+    >>> from strategies.models.configs import load_model
+    >>> request_cache_bytes(load_model("llama-3.1-70b"), "int8", 2000)  # 2 * 8 * 128 * 80 * 2000
+    327680000.0
+    """
+    return float(model.kv_elements(tokens) * dtype_bytes(kv))
+
+
+def chip_dcn_bytes_per_s(slice_: Slice) -> float:
+    """One chip's share of its host's network cards, each way; its PCIe to the host where that is slower.
+
+    Source: `dcn_bytes_per_s` of the chip's file; for v5e the book's 3.125e9 is what the Cloud TPU documentation
+    gives per host, 2 cards of 100 Gbit/s for 8 chips. Raises `InputError` where the chip's file does not say it.
+    """
+    chip = slice_.chip
+    if chip.dcn_bytes_per_s is None:
+        raise InputError(
+            f"{slice_.name}: chip {chip.name} has no dcn_bytes_per_s; expected it in the chip file, such as 3.125e9"
+        )
+    return min(chip.dcn_bytes_per_s, chip.pcie_bytes_per_s or chip.dcn_bytes_per_s)
+
+
+def even_side(slice_: Slice, model: Model, kv: str, tokens: int) -> Side:
+    """A side that holds every request's cache once, evenly over all its chips."""
+    return Side(slice_, (Share(nbytes=request_cache_bytes(model, kv, tokens)),))
+
+
+def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
+    """The side that a plan's own cache specs give, for requests of `tokens` tokens."""
+    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
+    shares = []
+    for layout in plan.layouts:
+        spec = plan.specs.get(f"{layout.component}/Kc")
+        if spec is not None:
+            cut = {axis for axes in spec.axes for axis in axes}
+            groups = [plan.model.groups[number] for number in layout.groups]
+            elements = sum(group.count * group.attention.kv_elements(tokens) for group in groups)
+            batch = dict(zip(spec.dims, spec.axes, strict=True)).get("B", ())
+            shares.append(
+                Share(
+                    nbytes=float(elements * dtype_bytes(spec.dtype)),
+                    batch_ways=prod(sizes[axis] for axis in batch),
+                    copied=tuple(p for name in sizes if name not in cut for p in torus_pieces(pieces[name], slice_)),
+                )
+            )
+    return Side(slice_, tuple(shares))
+
+
+def torus_pieces(pieces: Sequence[MeshPiece], slice_: Slice) -> tuple[Piece, ...]:
+    """A mesh axis's pieces by the number of their physical axis."""
+    names = [axis.name for axis in slice_.axes]
+    return tuple(Piece(names.index(p.axis), p.stride, p.size) for p in pieces)
+
+
+def transfer(source: Side, target: Side, requests: int = 1) -> Transfer:
+    """Price moving the caches of `requests` prompts, which are prefilled in one step, from `source` to `target`.
+
+    On each side a chip moves, per component, ceil(requests / batch_ways) requests' bytes over the chips that hold one
+    of them: where B is cut, requests (and the slots they go to) are taken to lie evenly over its parts.
+    """
+    if requests < 1:
+        raise InputError(f"requests {requests}: expected a whole number of at least 1")
+    send_s, receive_s = _dcn_s(source, requests), _dcn_s(target, requests)
+    copies_s = sum(_copies_s(target.slice_, share, requests) for share in target.shares)
+    nbytes = source.nbytes * requests
+    return Transfer(
+        requests=requests,
+        bytes=nbytes,
+        send_s=send_s,
+        receive_s=receive_s,
+        send_load_s=nbytes / (source.slice_.chips * chip_dcn_bytes_per_s(source.slice_)),
+        receive_load_s=nbytes / (target.slice_.chips * chip_dcn_bytes_per_s(target.slice_)),
+        copies_s=copies_s,
+        latency_s=DCN_LATENCY_S,
+        dcn_bytes_per_s=nbytes / max(send_s, receive_s),
+        seconds=DCN_LATENCY_S + max(send_s, receive_s) + copies_s,
+    )
+
+
+def transfer_s(model: Model, kv: str, tokens: int, source: Slice, target: Slice, requests: int = 1) -> float:
+    """Seconds to move the caches of `requests` prompts of `tokens` tokens, spread evenly over both slices' chips.
+
+    The slower side's chips decide. Llama-3.1-70B's 328 MB of 2000 tokens in int8, from 16 chips to 8, each 3.125e9:
+
+    >>> from mesh.slices import parse_slice
+    >>> from strategies.models.configs import load_model
+    >>> ends = parse_slice("v5e:4x4"), parse_slice("v5e:2x4")
+    >>> round(transfer_s(load_model("llama-3.1-70b"), "int8", 2000, *ends), 6)  # 327.68e6 / (8 * 3.125e9) + 1e-4
+    0.013207
+    """
+    return transfer(even_side(source, model, kv, tokens), even_side(target, model, kv, tokens), requests).seconds
+
+
+def _dcn_s(side: Side, requests: int) -> float:
+    """Seconds of the busiest chip: its bytes of each component, each entry once, through its share of the cards."""
+    per_chip = chip_dcn_bytes_per_s(side.slice_)
+    chips = side.slice_.chips
+    return sum(
+        ceil(requests / s.batch_ways) * s.nbytes / (max(1.0, chips / s.batch_ways) * per_chip) for s in side.shares
+    )
+
+
+def _copies_s(slice_: Slice, share: Share, requests: int) -> float:
+    """AllGather of what a group of copies holds: ceil(requests / batch_ways) requests over the distinct parts."""
+    parts = slice_.devices / (share.batch_ways * share.copies)
+    return gather_s(slice_, share.copied, ceil(requests / share.batch_ways) * share.nbytes / parts)
+
+
+def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> float:
+    """Seconds of an AllGather over these pieces of the torus, or over one after the other where they are no group."""
+    if not pieces or gathered_bytes == 0:
+        return 0.0
+    rates = tabulate_rates(slice_, [pieces])
+    if np.isfinite(rates.s_per_byte["AllGather"][1]):
+        return float(
+            _seconds(rates.s_per_byte["AllGather"][1] * gathered_bytes, rates.latency_s["AllGather"][1], slice_)
+        )
+    first, rest = pieces[:1], pieces[1:]
+    return gather_s(slice_, rest, gathered_bytes / first[0].size) + gather_s(slice_, first, gathered_bytes)
+
+
+def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> float:
+    """Seconds of an AllToAll over whole axes in which each device receives these bytes: V (n-1)/n^2 of its V."""
+    n = prod(piece.size for piece in pieces)
+    if n == 1 or received_bytes == 0:
+        return 0.0
+    rates, gathered = tabulate_rates(slice_, [pieces]), received_bytes * n * n / (n - 1)
+    return float(_seconds(rates.s_per_byte["AllToAll"][1] * gathered, rates.latency_s["AllToAll"][1], slice_))
+
+
+def _seconds(bandwidth_s: float, latency_s: float, slice_: Slice) -> float:
+    """Both terms at what programs reach, the longer one at the data sheet: as `Rates.additive`."""
+    return bandwidth_s + latency_s if slice_.chip.reached else max(bandwidth_s, latency_s)

@@ -1,0 +1,1 @@
+"""What is asked: model, slices, workload, targets, prices, as one checked value."""

@@ -1,0 +1,1 @@
+"""The best layouts of one slice, proved by exhaustion."""

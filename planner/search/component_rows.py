@@ -1,0 +1,153 @@
+"""One component on one mesh: its priced assignments, grouped by how they meet the residual stream.
+
+The glue's price depends only on what each mesh axis cuts in the body's input and does to its output (the
+*face*). So assignments with one face share their glue, and only the best of each face is of interest.
+
+Hops and launches hide while weights are read ahead, those of the glue like those of the body: with T, w, s a body's
+seconds, waiting and spare seconds, and G, v those of its glue, both together take
+
+    T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
+
+two sums of the body's and the glue's own terms, `early_s` and `late_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.residuals import CODES
+from strategies.components import Component
+from strategies.readers.rates import Floats, Ints
+from strategies.residual_program import GIVEN
+from strategies.tables.tables import Table
+
+READ = {code: i for i, code in enumerate(CODES)}
+GIVE = {code: i for i, code in enumerate(GIVEN)}
+
+
+@dataclass
+class Joined:
+    """Rows of every body of a component, as flat arrays: `face` numbers the faces, `columns` are of the tables."""
+
+    component: Component
+    tables: Sequence[Table]
+    table_of: Ints
+    row_of: Ints
+    early_s: Floats
+    late_s: Floats
+    stored_bytes: Floats
+    face: Ints
+    reads: Ints
+    gives: Ints
+    columns: Ints
+    fronts: dict[tuple[int, int], Ints] = field(default_factory=dict)
+
+    @cached_property
+    def possible(self) -> NDArray[np.bool_]:
+        """[rows, columns]: whether an assignment runs a batch."""
+        return np.isfinite(self.late_s)
+
+    @cached_property
+    def peak_bytes(self) -> Floats:
+        """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
+        found = np.empty(self.late_s.shape)
+        for number, table in enumerate(self.tables):
+            mine = np.flatnonzero(self.table_of == number)
+            found[mine] = table.peak_bytes(self.row_of[mine], self.columns)
+        return found
+
+    @cached_property
+    def least(self) -> tuple[Floats, Floats]:
+        """[faces, columns]: the least early and late seconds of one layer, without glue."""
+        order = np.argsort(self.face, kind="stable")
+        starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
+        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.early_s, self.late_s))
+        return early, late
+
+    @cached_property
+    def least_late_s(self) -> Floats:
+        """[columns]: the least late seconds of one layer."""
+        return np.asarray(self.late_s.min(axis=0))
+
+    def take(self, rows: Ints, columns: Ints) -> Joined:
+        """These rows and columns only."""
+        faces, face = np.unique(self.face[rows], return_inverse=True)
+        taken = Joined(
+            self.component,
+            self.tables,
+            self.table_of[rows],
+            self.row_of[rows],
+            self.early_s[rows][:, columns],
+            self.late_s[rows][:, columns],
+            self.stored_bytes[rows][:, columns],
+            face.reshape(-1),
+            self.reads[faces],
+            self.gives[faces],
+            self.columns[columns],
+        )
+        if "peak_bytes" in vars(self):
+            taken.peak_bytes = self.peak_bytes[rows][:, columns]
+        return taken
+
+
+def join(component: Component, tables: Sequence[Table]) -> Joined | None:
+    """Flatten the tables of a component's bodies; None where no assignment is possible."""
+    faces, rows, numbers = [], [], []
+    for number, table in enumerate(tables):
+        reads = np.array([READ[table.body.reads(a)] for a in table.choices])[table.rows]
+        gives = np.array([GIVE[table.body.gives(a)] for a in table.choices])[table.rows]
+        faces.append(np.concatenate([reads, gives], axis=1))
+        rows.append(np.arange(len(table.rows)))
+        numbers.append(np.full(len(table.rows), number))
+    face = np.concatenate(faces)
+    if not len(face):
+        return None
+    unique, inverse = unique_rows(face)
+    axes = face.shape[1] // 2
+    runs = [t.ok & np.isfinite(t.step_s) for t in tables]
+    waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
+    return Joined(
+        component,
+        tables,
+        np.concatenate(numbers),
+        np.concatenate(rows),
+        np.concatenate([_less(t.step_s, w, ok) for t, w, ok in zip(tables, waits, runs, strict=True)]),
+        np.concatenate([_less(t.step_s, s, ok) for t, s, ok in zip(tables, spares, runs, strict=True)]),
+        np.concatenate([t.stored_bytes for t in tables]),
+        inverse,
+        unique[:, :axes],
+        unique[:, axes:],
+        np.arange(tables[0].ok.shape[1]),
+    )
+
+
+def _less(seconds: Floats, hidden: Floats, possible: NDArray[np.bool_]) -> Floats:
+    return np.asarray(np.subtract(seconds, hidden, out=np.full(possible.shape, np.inf), where=possible))
+
+
+def unique_rows(face: Ints) -> tuple[Ints, Ints]:
+    """The different rows of codes, and which of them each row is."""
+    codes = face @ (5 ** np.arange(face.shape[1], dtype=np.int64))
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    return face[first], inverse.reshape(-1)
+
+
+def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:
+    """[faces, residuals]: sets of axes that must be prefixes of the residual's order.
+
+    They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.
+    """
+    bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
+    cut = (cuts != READ["-"])[None]
+    reads, gives = joined.reads[:, None, :], joined.gives[:, None, :]
+    codes = np.array([READ.get(code, -1) for code in GIVEN])
+    return (
+        (((reads == cuts[None]) & cut) * bits).sum(-1),
+        (((codes[gives] == cuts[None]) & cut) * bits).sum(-1),
+        (((gives != GIVE["U"]) & cut) * bits).sum(-1),
+    )

@@ -1,0 +1,212 @@
+"""Whether anything fits: the search's tables, asked for one layout within memory instead of the fastest.
+
+A layout fits where stored bytes, summed over its components, the largest working set among them and the residual
+stream are within usable HBM. For a given limit on the working set, components are independent within a state of the
+residual, each with the least stored bytes among the assignments within the limit. So the least bytes of a state are
+the least over the limits, and it is enough to try those that are some assignment's working set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mesh.slices import Slice
+from planner.plan.norms import norm_bytes
+from planner.search.component_rows import Joined, prefix_masks
+from planner.search.mesh_search import residual_bytes
+from planner.search.meshes import TWO, Mesh, meshes
+from planner.search.problem import Choice, Found, Pick, Problem
+from planner.search.reshard_costs import price_glue
+from planner.search.residuals import CODES, States, states
+from planner.search.search import price_tables
+from strategies.readers.rates import Floats, Ints, Rates, tabulate_rates
+
+Pairs = Sequence[tuple[int, int]]
+"""(batch, padded batch)."""
+Key = frozenset[Any]
+"""The cuts that a number admits."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A layout that runs and fits (None: none does), and bytes per device below which none does (inf: none runs).
+
+    The choice's `step_s` is not known: NaN.
+    """
+
+    choice: Choice | None
+    least_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether some layout runs and fits."""
+        return self.choice is not None
+
+
+@dataclass
+class Footprints:
+    """What layouts need on one slice, asked for several numbers of sequences or tokens in turn.
+
+    `cuts`: which meshes, see `planner.search.meshes`. `unfit`: numbers at which nothing fitted on a mesh, with their
+    keys (see `planner.search.largest`): no larger number that admits no other cuts does. Meshes are tried from the last
+    that fitted.
+    """
+
+    slice_: Slice
+    cuts: str = TWO
+    order: list[Mesh] = field(init=False)
+    unfit: dict[Mesh, list[tuple[int, Key]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.order = list(meshes(self.slice_, self.cuts))
+
+    def need(self, problem: Problem, pairs: Pairs, value: int = 0, key: Key = frozenset()) -> Need:
+        """What the first of the pairs that fits needs; `value`: sequences or tokens (0: failing tells of no other)."""
+        least_bytes = inf
+        for mesh in list(self.order):
+            if dominated(value, key, self.unfit.setdefault(mesh, [])):
+                continue
+            found = need_of(problem, mesh, pairs)
+            least_bytes = min(least_bytes, found.least_bytes)
+            if found.fits:
+                self.order.remove(mesh)
+                self.order.insert(0, mesh)
+                return Need(found.choice, least_bytes)
+            if value:
+                self.unfit[mesh].append((value, key))
+        return Need(None, least_bytes)
+
+
+def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
+    """Whether a number must fail, as a smaller one did that admits all its cuts."""
+    return any(value >= less and key <= cuts for less, cuts in unfit)
+
+
+def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
+    """The same on one mesh."""
+    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
+    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+    joined = price_tables(problem, mesh, rates, batches, Found())
+    if joined is None:
+        return Need(None, inf)
+    one = _OneMesh(problem, mesh, rates, joined, pairs)
+    least_bytes = inf
+    for column in range(len(pairs)):
+        found = one.need(column)
+        if found.fits:
+            return found
+        least_bytes = min(least_bytes, found.least_bytes)
+    return Need(None, least_bytes)
+
+
+class _OneMesh:
+    """All components of one mesh; columns are batches."""
+
+    def __init__(self, problem: Problem, mesh: Mesh, rates: Rates, joined: Sequence[Joined], pairs: Pairs) -> None:
+        self.problem, self.mesh, self.rates, self.joined, self.pairs = problem, mesh, rates, joined, pairs
+        self.batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+        self.states = states(len(mesh), problem.work.phase)
+        self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
+        norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
+        self.residual_bytes = residual_bytes(problem, self.states, rates, self.batches) + norms
+
+    def need(self, column: int) -> Need:
+        """A layout that fits, if one does. States are taken from the one with the lowest bound of its bytes.
+
+        The glue is asked only where memory would do; without it, bytes are still a lower bound.
+        """
+        usable_bytes, residual_bytes = self.problem.usable_bytes, self.residual_bytes[:, column]
+        stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.joined)
+        peak = max(_least(j.peak_bytes[:, column], j.possible[:, column]) for j in self.joined)
+        least_bytes = stored + peak + float(residual_bytes.min())
+        kept = np.flatnonzero(stored + peak + residual_bytes <= usable_bytes)
+        if not len(kept):
+            return Need(None, least_bytes)
+        state, beside = self.states.take(kept), residual_bytes[kept]
+        limits = self._limits(column, peak)
+        tables = [_stored_within(j, column, limits) for j in self.joined]
+        faces = [_prefixed(j, state) for j in self.joined]
+        bounds = beside[state.residual] + peak
+        for table, allowed in zip(tables, faces, strict=True):
+            bounds = bounds + np.where(allowed, table[:, -1], inf).min(axis=1)
+        least_bytes = float(np.delete(stored + peak + residual_bytes, kept).min(initial=inf))
+        for n in np.argsort(bounds, kind="stable"):
+            if bounds[n] >= least_bytes:
+                break
+            residual, chosen = int(state.residual[n]), [of[n] for of in faces]
+            limit, nbytes = _least_within(tables, chosen, limits)
+            if nbytes <= usable_bytes - beside[residual]:
+                meets = self._meets(int(kept[residual]), column)
+                chosen = [a & b for a, b in zip(chosen, meets, strict=True)]
+                limit, nbytes = _least_within(tables, chosen, limits)
+                if nbytes <= usable_bytes - beside[residual]:
+                    cuts, total_bytes = state.cuts[residual], nbytes + float(beside[residual])
+                    choice = self._choice(cuts, chosen, float(limits[limit]), column, total_bytes)
+                    return Need(choice, min(least_bytes, total_bytes))
+            least_bytes = min(least_bytes, nbytes + float(beside[residual]))
+        return Need(None, least_bytes)
+
+    def _choice(
+        self, cuts: Ints, faces: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
+    ) -> Choice:
+        """The assignments of these faces that store the least within a limit of working sets."""
+        picks = []
+        for joined, allowed in zip(self.joined, faces, strict=True):
+            rows = np.flatnonzero(joined.possible[:, column] & allowed[joined.face])
+            rows = rows[joined.peak_bytes[rows, column] <= limit]
+            row = int(rows[joined.stored_bytes[rows, column].argmin()])
+            table = joined.tables[joined.table_of[row]]
+            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
+            picks.append(Pick(joined.component.name, table.body.name, axes))
+        residual = tuple(CODES[code] for code in cuts)
+        return Choice(self.mesh, residual, tuple(picks), *self.pairs[column], nan, total_bytes)
+
+    def _limits(self, column: int, least: float) -> Floats:
+        """Working sets that may be a fitting layout's largest: those of assignments, in order."""
+        peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.joined])
+        return np.unique(peaks[(peaks >= least) & (peaks <= self.problem.usable_bytes)])
+
+    def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
+        """For each component [faces]: whether there is glue between the face and this residual."""
+        if (residual, column) not in self.met:
+            cuts, none = self.states.cuts[residual : residual + 1], np.zeros(0, dtype=np.int64)
+            state = States(cuts, none, np.zeros((0, 1), dtype=bool))
+            batches, phase = self.batches[:, column : column + 1], self.problem.work.phase
+            glue, _ = price_glue(self.joined, state, phase, self.rates, self.problem.fast, batches)
+            self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
+        return self.met[residual, column]
+
+
+def _least_within(tables: Sequence[Floats], faces: Sequence[NDArray[np.bool_]], limits: Floats) -> tuple[int, float]:
+    """At which limit of working sets one allowed face of each component takes the least bytes, and how many."""
+    if not all(allowed.any() for allowed in faces):
+        return 0, inf
+    needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, faces, strict=True))
+    place = int(needs.argmin())
+    return place, float(needs[place])
+
+
+def _prefixed(joined: Joined, state: States) -> NDArray[np.bool_]:
+    """[states, faces]: whether the axes that a face keeps are prefixes of the residual's order."""
+    rows = np.arange(len(state.residual))[:, None]
+    masks = prefix_masks(joined, state.cuts)
+    return np.asarray(np.logical_and.reduce([state.prefixes[rows, mask.T[state.residual]] for mask in masks]))
+
+
+def _least(values: Floats, possible: NDArray[np.bool_]) -> float:
+    return float(values[possible].min()) if possible.any() else inf
+
+
+def _stored_within(joined: Joined, column: int, limits: Floats) -> Floats:
+    """[faces, limits]: the least stored bytes of a face's assignments whose working set is within the limit."""
+    stored = np.full((len(joined.reads), len(limits)), inf)
+    rows = np.flatnonzero(joined.possible[:, column] & (joined.peak_bytes[:, column] <= limits[-1]))
+    place = np.searchsorted(limits, joined.peak_bytes[rows, column])
+    np.minimum.at(stored, (joined.face[rows], place), joined.stored_bytes[rows, column])
+    return np.asarray(np.minimum.accumulate(stored, axis=1))

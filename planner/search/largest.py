@@ -1,0 +1,172 @@
+"""The largest batch at a context, and the largest context at a batch, that fit on a slice: exact, though not monotone.
+
+Whether v sequences (or v tokens of context) fit is not monotone in v: a layout that cuts the batch w ways runs
+multiples of w only. The *key* of v is the set of all cuts that v admits. As a layout's bytes never fall as v grows,
+
+    v fits, v' <= v and key(v) is a subset of key(v')   =>   v' fits                                             (1)
+
+for the layout that runs v runs v', too, in no more bytes. Every w divides the number of devices d, so a multiple of d
+admits all cuts: fitting is monotone over multiples of d, and where (k + 1)*d does not fit, nothing from there on does.
+The largest multiple that fits is found first, then, among the d - 1 numbers above it, the largest of each key: with one
+key fitting is monotone, too, and what fails with a key need not be asked for with fewer cuts.
+
+Batch: no program may pad B, so a cut is a divisor of gcd(v, d). That a search may pad a batch to p changes nothing:
+where v fits only as p > v, p itself fits.
+Context: decode cuts the positions that a cache holds, min(v, window) of them, w ways, and may pad them by at most 25%:
+the key holds every w that pads so little, for each window that layers have; and, where a program cuts tokens that it
+may not pad, as in prefill, the divisors, too. (Multiples of d above a window admit what every larger number does.)
+Bytes never fall here either: padded lengths grow with what they pad, and experts' slots with the tokens.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+import msgspec
+
+from mesh.slices import Slice
+from planner.query.request import Request, make_problem
+from planner.search.footprint import Footprints, Key, Need
+from planner.search.search import columns
+from strategies.components import Component, components
+from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT
+from strategies.tables.sizes import LARGEST_PADDING
+
+_TOKENS = ("S", "T")
+_SECANTS = 3
+
+KeyOf = Callable[[int], Key]
+Probe = Callable[[int, Key], Need]
+
+
+def largest_batch(request: Request, slice_: Slice, footprints: Footprints | None = None) -> int | None:
+    """The largest batch that some layout fits on the slice at the request's context; None: not even one sequence.
+
+    At most `LARGEST_BATCH`. The request's own batches and slices do not count; its programs and fixed roles do.
+    `footprints`: to be asked more afterwards, with the mesh that fitted last first.
+    """
+    problem, footprints = make_problem(request, slice_), footprints or Footprints(slice_, request.cuts)
+
+    def probe(batch: int, key: Key) -> Need:
+        return footprints.need(problem, [(batch, batch)], batch, key)
+
+    return largest(slice_.devices, LARGEST_BATCH, probe, batch_key(slice_.devices), problem.usable_bytes)
+
+
+def largest_context(
+    request: Request, slice_: Slice, batch: int | None = None, footprints: Footprints | None = None
+) -> int | None:
+    """The largest context at which some layout runs and fits the batch on the slice; None: not even one token.
+
+    At most `LARGEST_CONTEXT`. `batch`: by default the request's first; it may be padded, as in a search.
+    """
+    batches, footprints = (batch or request.work.batches[0],), footprints or Footprints(slice_, request.cuts)
+    pairs, usable_bytes = columns(batches, slice_.devices), slice_.chip.usable_hbm_bytes_per_device
+
+    def probe(context: int, key: Key) -> Need:
+        work = msgspec.structs.replace(request.work, batches=batches, context=context)
+        return footprints.need(make_problem(replace(request, work=work), slice_), pairs, context, key)
+
+    return largest(slice_.devices, LARGEST_CONTEXT, probe, context_key(request, slice_), usable_bytes)
+
+
+def batch_key(devices: int) -> KeyOf:
+    """The cuts of B that a batch admits."""
+    ways = _divisors(devices)
+    return lambda batch: frozenset(w for w in ways if batch % w == 0)
+
+
+def context_key(request: Request, slice_: Slice) -> KeyOf:
+    """The cuts of tokens and cached positions that a context admits."""
+    parts, ways = components(request.model, request.work, request.programs), _divisors(slice_.devices)
+    windows = sorted({group.attention.window or LARGEST_CONTEXT for group in request.model.groups})
+    exact = request.work.phase == "prefill" or any(_cuts_exactly(one) for one in parts)
+
+    def key(context: int) -> Key:
+        held = [(window, min(context, window)) for window in windows]
+        padded = {(window, w) for window, h in held for w in ways if -(-h // w) * w <= LARGEST_PADDING * h}
+        whole = {(window, w, "whole") for window, h in (*held, (0, context)) for w in ways if h % w == 0}
+        return frozenset(padded | whole if exact else padded)
+
+    return key
+
+
+def _divisors(devices: int) -> list[int]:
+    return [w for w in range(1, devices + 1) if devices % w == 0]
+
+
+def _cuts_exactly(component: Component) -> bool:
+    """Whether some program cuts tokens or positions that it may not pad."""
+    return any(
+        dim in _TOKENS and dim not in part.program.pad
+        for body in component.bodies
+        for part in body.parts
+        for dim, _ in part.needs.divides
+    )
+
+
+def largest(devices: int, most: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
+    """The largest number from 1 to `most` that fits; `key`: see the module. None: none does."""
+    search = _Search(probe, key, usable_bytes)
+    base = search.last(range(devices, most + 1, devices), 0)
+    classes = defaultdict[Key, list[int]](list)
+    for value in range(base + 1, min(base + devices, most + 1)):
+        classes[key(value)].append(value)
+    best = base
+    for members in sorted(classes.values(), key=lambda values: (-len(key(values[0])), values[0])):
+        best = search.last(members, best)
+    return best or None
+
+
+@dataclass
+class _Search:
+    """Numbers that were asked for: `points` with the least bytes that they need, `unfit` with their keys."""
+
+    probe: Probe
+    key: KeyOf
+    usable_bytes: float
+    points: list[tuple[int, float]] = field(default_factory=list)
+    unfit: list[tuple[int, Key]] = field(default_factory=list)
+
+    def last(self, values: Sequence[int], best: int) -> int:
+        """The largest value above `best` that fits, else `best`, where nothing fits after one that does not.
+
+        Bytes are nearly linear in the value, so a guess is where a line through the last two points meets the usable
+        bytes; where that does not end soon, every other guess halves what is left.
+        """
+        low, high = bisect_right(values, best) - 1, self._first_unfit(values)
+        guesses, fitting = 0, best
+        while high - low > 1:
+            halve = guesses >= _SECANTS and guesses % 2
+            place = (low + high) // 2 if halve else self._guess(values, low, high)
+            value, key = values[place], self.key(values[place])
+            need = self.probe(value, key)
+            self.points.append((value, need.least_bytes))
+            guesses += 1
+            if need.fits:
+                low, fitting = place, value
+            else:
+                high = place
+                self.unfit.append((value, key))
+        return fitting
+
+    def _first_unfit(self, values: Sequence[int]) -> int:
+        """The place from which on values cannot fit, as smaller ones did not that admit all their cuts."""
+        known = [value for value, cuts in self.unfit if self.key(values[0]) <= cuts] if self.unfit else []
+        return bisect_left(values, min(known)) if known else len(values)
+
+    def _guess(self, values: Sequence[int], low: int, high: int) -> int:
+        """A place strictly between."""
+        if len(self.points) < 2:
+            return min(2 * low + 2, high - 1)
+        (x, y), (X, Y) = self.points[-2:]
+        if not isfinite(y) or not isfinite(Y) or x == X:
+            return (low + high) // 2
+        if y == Y:
+            return high - 1 if self.usable_bytes >= Y else low + 1
+        ends = X + (self.usable_bytes - Y) * (X - x) / (Y - y)
+        return min(max(bisect_right(values, ends) - 1, low + 1), high - 1)

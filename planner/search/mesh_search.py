@@ -1,0 +1,240 @@
+"""The board: all components of one mesh side by side, joined under each state of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from math import prod
+
+import numpy as np
+
+from planner.plan.norms import norm_bytes
+from planner.search.component_rows import Joined, prefix_masks
+from planner.search.meshes import Mesh, symmetries
+from planner.search.pareto import Options, join_all
+from planner.search.problem import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
+from planner.search.reshard_costs import Glue, price_glue
+from planner.search.residuals import CODES, States
+from strategies.readers.rates import Flags, Floats, Ints, Rates
+
+
+class Board:
+    """All components of one mesh side by side."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        mesh: Mesh,
+        joined: Sequence[Joined],
+        state: States,
+        rates: Rates,
+        batches: Ints,
+        pairs: Sequence[tuple[int, int]],
+        glue: tuple[list[Glue], int] | None = None,
+    ) -> None:
+        self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        self.rates, self.batches, self._given = rates, batches, glue
+        self._masks: dict[tuple[int, int], list[Ints]] = {}
+        norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
+        self.main = sum(j.component.kind != "vocab" for j in joined)
+        self.residual_bytes = residual_bytes(problem, state, rates, batches) + norms
+
+    @cached_property
+    def _priced_glue(self) -> tuple[list[Glue], int]:
+        phase, fast = self.problem.work.phase, self.problem.fast
+        return self._given or price_glue(self.joined, self.state, phase, self.rates, fast, self.batches)
+
+    @property
+    def glue(self) -> list[Glue]:
+        """The glue of each component."""
+        return self._priced_glue[0]
+
+    @property
+    def evaluations(self) -> int:
+        """How many programs of glue were priced."""
+        return self._priced_glue[1]
+
+    @cached_property
+    def residual_least(self) -> Floats:
+        """[residuals, columns]: the sum of the components' least seconds, in whatever order of the residual's axes."""
+        of = zip(self.joined, self.glue, strict=True)
+        return np.asarray(sum(glue.least(joined) * joined.component.times for joined, glue in of))
+
+    def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
+        """Every state of a residual with the sum of the components' least seconds in it."""
+        which = np.flatnonzero(self.state.residual == residual)
+        total = np.zeros(len(which))
+        for i, joined in enumerate(self.joined):
+            early, late = joined.least
+            early_s, late_s = self.glue[i].of(residual, column)
+            seconds = np.maximum(early[:, column] + early_s, late[:, column] + late_s)
+            allowed = self._allowed(i, residual, self.state.prefixes[which])
+            total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
+        return list(zip(total.tolist(), which.tolist(), strict=True))
+
+    def candidates(self) -> int:
+        """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
+        per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
+        return sum(per_column) * len(self.state.cuts)
+
+    def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
+        """[states of the residual, faces]: whether a face's kept axes are prefixes."""
+        if (i, residual) not in self._masks:
+            masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
+            self._masks[i, residual] = [mask[:, 0] for mask in masks]
+        return np.asarray(np.logical_and.reduce([prefixes[:, mask] for mask in self._masks[i, residual]]))
+
+    @cached_property
+    def least_stored_bytes(self) -> Floats:
+        """[columns]: the least memory of any layout without what lives only for a while in a component."""
+        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in self.joined)
+        return np.asarray(stored + self.residual_bytes.min(axis=0))
+
+    def least_bytes(self, columns: Sequence[int]) -> list[float]:
+        """The least memory of any layout of these batches."""
+        which: Ints = np.array(columns, dtype=np.int64)
+        if not len(which):
+            return []
+        every = len(which) == len(self.pairs)
+        some = [j if every else j.take(np.arange(len(j.row_of)), which) for j in self.joined]
+        peak = np.max([np.where(j.possible, j.peak_bytes, np.inf).min(axis=0) for j in some], axis=0)
+        least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
+        return least
+
+    def over_memory(self, column: int, found: Found) -> None:
+        """Count assignments that need more than the usable HBM even with the least of everything else."""
+        usable = self.problem.usable_bytes
+        possible = [j.possible[:, column] for j in self.joined]
+        least = [
+            float(np.where(p, j.stored_bytes[:, column], np.inf).min())
+            for j, p in zip(self.joined, possible, strict=True)
+        ]
+        for joined, ok, own in zip(self.joined, possible, least, strict=True):
+            needs = sum(least) - own + joined.stored_bytes[:, column]
+            over = ok & (needs > usable)
+            if over.any():
+                example = {"bytes": float(needs[over].min()), "usable": usable, "batch": float(self.pairs[column][0])}
+                found.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
+
+    def best(self, column: int, top: int, into: list[Choice]) -> None:
+        """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
+        keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
+        for least_s, state in self._in_order(column):
+            worst = worst_of(keep.values(), top)
+            if least_s > worst:
+                break
+            for choice in self._state(state, column, top, worst):
+                key = layout_key(choice, self.problem)
+                if key not in keep or order_key(choice) < order_key(keep[key]):
+                    keep[key] = choice
+        into[:] = sorted(keep.values(), key=order_key)[:top]
+
+    def _in_order(self, column: int) -> Iterator[tuple[float, int]]:
+        """The possible states by the sum of the components' least seconds in them, which is yielded, too.
+
+        Residuals whose own, lower sum does not come up yet are left alone: most are never looked into.
+        """
+        waiting = [(seconds, -1, residual) for residual, seconds in enumerate(self.residual_least[:, column].tolist())]
+        heapify(waiting)
+        while waiting and waiting[0][0] < np.inf:
+            seconds, state, residual = heappop(waiting)
+            if state >= 0:
+                yield seconds, state
+            else:
+                for total, one in self._states_of(residual, column):
+                    heappush(waiting, (total, one, residual))
+
+    def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
+        """The best layouts of a state that take no longer than `worst` and fit."""
+        residual = int(self.state.residual[state])
+        usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
+        options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
+        if any(not len(o.row) for o in options):
+            return []
+        joint = join_all(options, worst, usable, top * self._room())
+        fits = np.flatnonzero(joint.stored + joint.peak <= usable)
+        ranked = fits[np.argsort(joint.seconds[fits], kind="stable")]
+        _, first = np.unique(joint.row[ranked][:, : self.main], axis=0, return_index=True)  # the vocabulary is last
+        chosen = ranked[np.sort(first)][: top * self._room()]
+        total = joint.stored + joint.peak + self.residual_bytes[residual, column]
+        return [
+            self._choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
+        ]
+
+    def _room(self) -> int:
+        return 2 * symmetries(self.problem.slice_)
+
+    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> Options:
+        """Rows of component i worth joining in a state."""
+        joined = self.joined[i]
+        rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
+        face = joined.face[rows]
+        allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
+        early_s, late_s = self.glue[i].of(residual, column)
+        early = joined.early_s[rows, column] + early_s[face]
+        late = joined.late_s[rows, column] + late_s[face]
+        kept = np.flatnonzero(allowed[face] & np.isfinite(late))
+        rows, seconds = rows[kept], joined.component.times * np.maximum(early, late)[kept]
+        return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+
+    def _front_rows(self, i: int, column: int, top: int) -> Ints:
+        """Of every face, the rows that fewer than `top` others of the face beat."""
+        joined = self.joined[i]
+        if (column, top) not in joined.fronts:
+            rows = np.flatnonzero(
+                joined.possible[:, column] & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
+            )
+            peak = np.maximum(joined.peak_bytes[rows, column], self._others_peak(i, column))
+            options = Options(rows, joined.late_s[rows, column], joined.stored_bytes[rows, column], peak)
+            safe = self._safe_bytes(i, column)
+            front = options.front(top, joined.face[rows], safe, joined.early_s[rows, column])
+            joined.fronts[column, top] = front.row
+        return joined.fronts[column, top]
+
+    @cached_property
+    def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
+        """Of each component [columns]: the least and the largest working set of any row, the most stored bytes."""
+        found = []
+        for joined in self.joined:
+            peak, possible = joined.peak_bytes, joined.possible
+            stored = np.where(possible, joined.stored_bytes, 0.0).max(axis=0)
+            least = np.where(possible, peak, np.inf).min(axis=0)
+            found.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
+        return found
+
+    def _others_peak(self, i: int, column: int) -> float:
+        """The least working set that some component other than i has; a smaller one of i saves nothing."""
+        least = (float(least[column]) for n, (least, _, _) in enumerate(self._extremes) if n != i)
+        return max(least, default=0.0)
+
+    def _safe_bytes(self, i: int, column: int) -> float:
+        """A row of component i that stores no more fits with whatever rows of the others, in any state."""
+        peak = max(float(peak[column]) for _, peak, _ in self._extremes)
+        others = sum(float(stored[column]) for n, (_, _, stored) in enumerate(self._extremes) if n != i)
+        return self.problem.usable_bytes - peak - float(self.residual_bytes[:, column].max()) - others
+
+    def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
+        picks = []
+        for joined, row in zip(self.joined, rows, strict=True):
+            table = joined.tables[joined.table_of[row]]
+            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
+            picks.append(Pick(joined.component.name, table.body.name, axes))
+        residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
+        batch, padded = self.pairs[column]
+        return Choice(self.mesh, residual, tuple(picks), batch, padded, step_s, total_bytes)
+
+
+def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
+    """[residuals, columns]: the residual stream and the update that is added to it."""
+    bits = 1 << np.arange(state.cuts.shape[1])
+    ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
+    tokens = batches * (problem.work.context if problem.work.phase == "prefill" else 1)
+    D = problem.components[0].dims["D"]
+    return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
+
+
+def worst_of(choices: Iterable[Choice], top: int) -> float:
+    """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
+    seconds = sorted(c.step_s for c in choices)
+    return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf

@@ -1,0 +1,112 @@
+"""Values of the search: the problem, a choice, what was found; when two choices are one layout, and how ties break."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mesh.slices import Slice
+from planner.search.meshes import TWO, Mesh
+from strategies.components import Component
+from strategies.models.workload import Workload
+from strategies.readers.cost import Speeds
+
+OVER_MEMORY = "needs more than the usable HBM, even with the least of everything else"
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What one component does: the body's name and the program axis that each piece of the mesh plays."""
+
+    component: str
+    body: str
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One layout as the search sees it: mesh, residual, a pick per component, and what the tables say it costs."""
+
+    mesh: Mesh
+    residual: tuple[str, ...]
+    picks: tuple[Pick, ...]
+    batch: int
+    padded_batch: int
+    step_s: float
+    total_bytes: float
+
+
+@dataclass
+class Found:
+    """What a search of one slice gives: per batch the best choices, and what was ruled out.
+
+    `least_bytes`: where no batch has a choice, the least memory of any layout of each.
+    """
+
+    choices: dict[int, list[Choice]] = field(default_factory=dict)
+    rejected: dict[tuple[str, str], tuple[int, dict[str, float]]] = field(default_factory=dict)
+    least_bytes: dict[int, float] = field(default_factory=dict)
+    candidates: int = 0
+    evaluations: int = 0
+    interrupted: bool = False
+
+    def reject(self, component: str, reason: str, count: int, example: dict[str, float]) -> None:
+        """Count assignments that a reason rules out; keep the first example."""
+        before, first = self.rejected.get((component, reason), (0, example))
+        self.rejected[component, reason] = (before + count, first)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One slice, its workload, and the components to lay out; `fixed` limits roles per component and axis.
+
+    `cuts`: which meshes, see `planner.search.meshes`.
+    """
+
+    slice_: Slice
+    work: Workload
+    components: Sequence[Component]
+    fast: Speeds
+    usable_bytes: float
+    fixed: Mapping[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
+    cuts: str = TWO
+
+
+def order_key(choice: Choice) -> tuple[object, ...]:
+    """Ties break on memory, then padding, then names: never on the order of the search."""
+    return (
+        float(f"{choice.step_s:.12g}"),
+        choice.total_bytes,
+        choice.padded_batch,
+        choice.mesh,
+        choice.residual,
+        [(p.body, p.axes) for p in choice.picks],
+    )
+
+
+def layout_key(choice: Choice, problem: Problem) -> object:
+    """What makes two choices the same layout: bodies and roles per physical axis, whichever equal axis it is.
+
+    The vocabulary's layout and the residual are details of a layout: of those that differ only there, the best
+    is shown.
+    """
+    main = [p for p, c in zip(choice.picks, problem.components, strict=True) if c.kind != "vocab"]
+    lines: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
+    for i, piece in enumerate(choice.mesh):
+        roles = tuple(p.axes[i] for p in main)
+        line = lines.setdefault(piece.axis, [])
+        if line and line[-1][2] == roles:
+            line[-1] = (line[-1][0], line[-1][1] * piece.size, roles)
+        else:
+            line.append((piece.stride, piece.size, roles))
+    axes = problem.slice_.axes
+    shape = sorted(((axes[a].size, axes[a].ring, axes[a].core), tuple(line)) for a, line in lines.items())
+    return (tuple(p.body for p in main), tuple(shape))
+
+
+def distinct(choices: list[Choice], problem: Problem, top: int) -> list[Choice]:
+    """The best choice of each layout, and of these the best `top`."""
+    best: dict[object, Choice] = {}
+    for choice in sorted(choices, key=order_key):
+        best.setdefault(layout_key(choice, problem), choice)
+    return list(best.values())[:top]

@@ -1,0 +1,110 @@
+"""What of a mesh may be part of a layout no slower than those found already.
+
+Rows whose own seconds are too many with the least of all else are left out before glue is priced, and then residuals
+under which the least of the components is too much. Of many rows glue is most of the work: there components are taken
+one by one, those of few faces first, and each leaves less for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.search.component_rows import Joined
+from planner.search.mesh_search import Board
+from planner.search.reshard_costs import TOGETHER, Glue, glue_rows, price_glue
+from planner.search.residuals import States
+from strategies.readers.rates import Floats, Ints
+
+
+def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
+    """The board of these columns, with what may be part of a layout that takes at most so long; None: nothing."""
+    own_s = [j.least_late_s * j.component.times for j in board.joined]
+    least_s = np.asarray(sum(own_s))
+    columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
+    worst = np.array([worst_s[c] for c in columns.tolist()])
+    if not len(columns):
+        return None
+    if not np.isfinite(worst).any():
+        return _of(
+            board, [j.take(_within(j, worst, columns), columns) for j in board.joined], columns, board.state, None
+        )
+    own_s = [seconds[columns] for seconds in own_s]
+    slack = worst - least_s[columns]
+    close = [
+        j.take(_within(j, seconds + slack, columns), columns) for j, seconds in zip(board.joined, own_s, strict=True)
+    ]
+    if not all(len(j.row_of) for j in close):
+        return None
+    if glue_rows(close, board.state) > TOGETHER:
+        return one_by_one(board, close, columns, worst, own_s)
+    return at_once(board, close, columns, worst)
+
+
+def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
+    """Glue of all components is priced together: of few rows it costs less than it would save to leave some out."""
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    glues, evaluations = price_glue(close, state, phase, board.rates, fast, board.batches[:, columns])
+    least_s = [g.least(j) * j.component.times for j, g in zip(close, glues, strict=True)]
+    bound = np.asarray(sum(least_s))
+    well = np.isfinite(bound) & (bound <= worst)
+    some = np.flatnonzero(well.any(axis=1))
+    if not len(some):
+        return None
+    left = []
+    for joined, own_s in zip(close, least_s, strict=True):
+        most_s = np.full(bound.shape, -np.inf)
+        most_s[well] = np.broadcast_to(worst, bound.shape)[well] - (bound[well] - own_s[well])
+        left.append(_within(joined, most_s.max(axis=0)))
+    every = np.arange(len(columns))
+    taken = [
+        (j.take(rows, every), g.faces(np.unique(j.face[rows]))) for j, g, rows in zip(close, glues, left, strict=True)
+    ]
+    if 2 * len(some) < len(bound):
+        state, taken = state.take(some), [(j, g.take(some)) for j, g in taken]
+    return _of(board, [j for j, _ in taken], columns, state, ([g for _, g in taken], evaluations))
+
+
+def one_by_one(
+    board: Board, close: Sequence[Joined], columns: Ints, worst: Floats, own_s: Sequence[Floats]
+) -> Board | None:
+    """Glue is priced for one component after the other, those of few faces first, for what is left by then.
+
+    `own_s`: the least seconds of each component, without glue [columns].
+    """
+    state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
+    bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
+    found: dict[int, tuple[Joined, Glue]] = {}
+    evaluations, every = 0, np.arange(len(columns))
+    for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
+        joined = close[i].take(_within(close[i], own_s[i] + worst - bound.min(axis=0)), every)
+        if not len(joined.row_of):
+            return None
+        (glue,), priced = price_glue([joined], state, phase, board.rates, fast, board.batches[:, columns])
+        evaluations += priced
+        found[i] = joined, glue
+        bound = bound + glue.least(joined) * joined.component.times - own_s[i]
+        some = np.flatnonzero((bound <= worst).any(axis=1))
+        if not len(some):
+            return None
+        if 2 * len(some) < len(bound):
+            bound, state = bound[some], state.take(some)
+            found = {n: (j, g.take(some)) for n, (j, g) in found.items()}
+    in_order = [found[i] for i in range(len(board.joined))]
+    return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
+
+
+def _within(joined: Joined, most_s: Floats, columns: Ints | slice = slice(None)) -> Ints:
+    """The rows that take no longer than this [columns] at some of these batches, without glue."""
+    seconds = joined.late_s[:, columns] * joined.component.times
+    fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
+    return np.flatnonzero(fast.any(axis=1))
+
+
+def _of(
+    board: Board, joined: Sequence[Joined], columns: Ints, state: States, glue: tuple[list[Glue], int] | None
+) -> Board:
+    pairs = [board.pairs[c] for c in columns.tolist()]
+    return Board(board.problem, board.mesh, joined, state, board.rates, board.batches[:, columns], pairs, glue)

@@ -1,0 +1,235 @@
+"""What glue costs: for every face of a component, its entry and exit with every residual.
+
+A glue program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So it
+is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from planner.search.component_rows import GIVE, READ, Joined, unique_rows
+from planner.search.residuals import CODES, States
+from strategies.components import Component, Part, entry_parts, exit_parts
+from strategies.readers.cost import Speeds, Totals
+from strategies.readers.prices import Number
+from strategies.readers.rates import Flags, Floats, Ints, Rates
+from strategies.residual_program import GIVEN
+from strategies.tables.assignments import fit_part
+from strategies.tables.axis_sets import Plays, halves_of_pairs
+from strategies.tables.dedup import price_shared
+from strategies.tables.tables import scope_of
+
+ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
+TOGETHER = 1 << 15
+"""Up to so many rows of glue are priced at once, and then for all ends that there may be: meshes of equally many axes
+share what tells their rows apart."""
+
+
+@dataclass(frozen=True)
+class GlueOf:
+    """A glue program by its ends, and the end of each face.
+
+    Seconds, and those of hops and launches among them, at the batches that were priced [priced, ends, residuals]; `ok`
+    [columns, ends, residuals]: whether it runs a batch.
+    """
+
+    step_s: Floats
+    wait_s: Floats
+    ok: Flags
+    end: Ints
+
+
+@dataclass(frozen=True)
+class Glue:
+    """Entry and exit of each face with each residual; `shares` [columns, priced] of the batches that were priced."""
+
+    programs: tuple[GlueOf, ...]
+    shares: Floats
+
+    def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
+        """Seconds [faces] with one residual at one batch, less hops and launches, and with them; inf where none."""
+        early: Number = 0.0
+        late: Number = 0.0
+        for one in self.programs:
+            step_s = self._between(one.step_s[..., residual], column)
+            step_s = np.where(one.ok[column, :, residual], step_s, np.inf)
+            late = late + step_s[one.end]
+            early = early + (step_s - self._between(one.wait_s[..., residual], column))[one.end]
+        return np.asarray(early), np.asarray(late)
+
+    def least(self, joined: Joined) -> Floats:
+        """[residuals, columns]: the least seconds of one layer, body and glue."""
+        early, late = joined.least
+        residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // early.size)
+        found = np.empty((residuals, early.shape[1]))
+        for start in range(0, residuals, step):
+            some = slice(start, start + step)
+            step_s, wait_s, ok = self._at(some)
+            for column in range(early.shape[1]):
+                glue_s = self._between(step_s, column)
+                seconds = glue_s + late[:, column, None]
+                glue_s -= self._between(wait_s, column)
+                glue_s += early[:, column, None]
+                np.maximum(seconds, glue_s, out=seconds)
+                found[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
+        return found
+
+    def faces(self, which: Ints) -> Glue:
+        """Of these faces only."""
+        return Glue(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
+
+    def take(self, residuals: Ints) -> Glue:
+        """With these residuals only."""
+        programs = (
+            GlueOf(one.step_s[..., residuals], one.wait_s[..., residuals], one.ok[..., residuals], one.end)
+            for one in self.programs
+        )
+        return Glue(tuple(programs), self.shares)
+
+    def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
+        """Of all programs together, [priced or columns, faces, residuals]."""
+        every = [
+            tuple(x[:, :, residuals].take(one.end, axis=1) for x in (one.step_s, one.wait_s, one.ok))
+            for one in self.programs
+        ]
+        step_s, wait_s, ok = zip(*every, strict=True)
+        return sum(step_s), sum(wait_s), np.logical_and.reduce(ok)
+
+    def _between(self, values: Floats, column: int) -> Floats:
+        """At one batch, of what was found at the priced ones."""
+        shares = self.shares[column].tolist()
+        return np.asarray(sum(share * value for share, value in zip(shares, values, strict=True) if share))
+
+
+def price_glue(
+    every: Sequence[Joined], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
+) -> tuple[list[Glue], int]:
+    """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
+
+    Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
+    how many prices that gives, over ends that some face has, residuals and batches.
+    """
+    wanted: dict[tuple[int, str], tuple[Part, list[tuple[int, Ints]]]] = {}
+    for number, joined in enumerate(every):
+        for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
+            for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
+                wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
+    found: list[list[GlueOf]] = [[] for _ in every]
+    evaluations, at, shares = 0, *_priced_at(batches, rates)
+    for (_, side), (part, users) in wanted.items():
+        unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
+        step = max(1, ROWS_AT_ONCE // len(unique))
+        chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
+        priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
+        step_s, wait_s, ok = (np.concatenate(one, axis=2) for one in zip(*priced, strict=True))
+        evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
+        starts = np.cumsum([0, *(len(ends) for _, ends in users)])
+        for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
+            found[number].append(GlueOf(step_s, wait_s, ok, inverse[start:stop]))
+    return [Glue(tuple(programs), shares) for programs in found], evaluations
+
+
+def glue_rows(every: Sequence[Joined], states: States) -> int:
+    """How many ends and residuals meet, over all components."""
+    return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
+
+
+def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
+    """The ends to price glue for, and which of them the wanted ones are: if that is not too many, all that may be."""
+    codes = CODES if side == "entry" else GIVEN
+    possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
+    axes = wanted.shape[1]
+    if len(possible) ** axes * residuals > TOGETHER:
+        return unique_rows(wanted)
+    place = np.searchsorted(possible, wanted)
+    return _all_ends(tuple(possible), axes), place @ (len(possible) ** np.arange(axes - 1, -1, -1))
+
+
+@lru_cache(maxsize=32)
+def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
+    return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(len(codes) ** axes, axes)
+
+
+def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
+    """The batches to price glue at [1, priced], and the share that each has in those asked for [columns, priced]."""
+    if not rates.additive or batches.shape[1] < 3:
+        return batches, np.eye(batches.shape[1])
+    low, high = int(batches.min()), int(batches.max())
+    share = (batches[0] - low) / max(1, high - low)
+    return np.array([[low, high]], dtype=np.int64), np.column_stack([1 - share, share])
+
+
+def _glue(
+    part: Part,
+    component: Component,
+    ends: Ints,
+    cuts: Ints,
+    side: str,
+    rates: Rates,
+    fast: Speeds,
+    batches: Ints,
+    at: Ints,
+) -> tuple[Floats, Floats, Flags]:
+    """`step_s`, `wait_s` and `ok` of a glue program, as `GlueOf` has them; of the component it needs D and T only."""
+    plays_of = _cached_plays if len(ends) * len(cuts) <= ROWS_CACHED else _cached_plays.__wrapped__
+    plays = plays_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
+    sizes = {**found.sizes, "B": at}  # never padded by glue
+    price_shared(scope_of(part, sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
+    shape = (len(ends), len(cuts), -1)
+    step_s = np.broadcast_to(total.step_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    wait_s = np.broadcast_to(total.wait_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    runs = np.isfinite(step_s)
+    if not runs.all():
+        step_s, wait_s = np.where(runs, step_s, 0.0), np.where(runs, wait_s, 0.0)
+    return step_s, wait_s, found.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
+
+
+@lru_cache(maxsize=128)
+def _cached_plays(
+    part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
+) -> Plays:
+    """The `glue_plays` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+    first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
+    return glue_plays(part, first, second, side)
+
+
+def glue_plays(part: Part, ends: Ints, cuts: Ints, side: str) -> Plays:
+    """What each mesh axis plays for every end of a body with every residual, [ends * residuals]: a pair of codes."""
+    one_position = "T" not in part.program.input.names and side == "entry"
+    residual = np.where(cuts == READ["T"], READ["-"], cuts) if one_position else cuts
+    members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}
+    return Plays(halves_of_pairs(ends, residual, len(GIVEN)), members)
+
+
+def _pairs_of(part: Part, name: str, side: str) -> Flags:
+    """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
+    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
+    if part.program.name == "last":
+        found[:, READ[name[0]]] = True
+    elif side == "entry":
+        found[READ[name[1]], READ[name[0]]] = True
+    else:
+        found[GIVE[name[0]], READ[name[1]]] = True
+    return found
+
+
+def playing(
+    part: Part, ends: Sequence[str], residual: Sequence[str], names: Sequence[str], side: str
+) -> Mapping[str, tuple[str, ...]]:
+    """Which named mesh axes play each pair of the glue, for one layout."""
+    to_code = READ if side == "entry" else GIVE
+    plays = glue_plays(
+        part,
+        np.array([[to_code[e] for e in ends]], dtype=np.int64).reshape(1, -1),
+        np.array([[READ[r] for r in residual]], dtype=np.int64).reshape(1, -1),
+        side,
+    )
+    masks = plays.masks.items()
+    return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks}

@@ -1,0 +1,127 @@
+"""The search: every layout of one slice, priced as tables, joined exactly, and proved best by exhaustion.
+
+tables    every assignment of roles to mesh axes, per component and batch        strategies.tables.tables
+glue      what each face of a component pays to meet each residual               planner.search.reshard_costs
+join      the sum over components is least for some state of the residual; within a state components are
+          independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
+          what was found: a branch and bound whose bound is exact where memory does not bind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.search.component_rows import Joined, join
+from planner.search.mesh_search import Board, worst_of
+from planner.search.meshes import ALL, COARSE, TWO, Mesh, meshes, most_roles
+from planner.search.problem import Found, Problem, distinct
+from planner.search.prune import near
+from planner.search.residuals import states
+from strategies.components import IDLE, Body, Component
+from strategies.readers.rates import Ints, Rates, tabulate_rates
+from strategies.tables.tables import price_body
+
+
+def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
+    """(batch, padded batch): each batch, and its multiples of what the devices divide into, at most 25% above."""
+    divisors = [ways for ways in range(1, devices + 1) if devices % ways == 0]
+    found = []
+    for batch in batches:
+        padded = {-(-batch // ways) * ways for ways in divisors}
+        found += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
+    return found
+
+
+def search(problem: Problem, top: int) -> Found:
+    """The best `top` layouts of every batch on one slice.
+
+    An interrupt ends it with the best so far, `Found.interrupted`; a `KeyboardInterrupt` where there is none yet.
+    """
+    found = _seeded(problem, top)
+    try:
+        for mesh in meshes(problem.slice_, problem.cuts):
+            _search_mesh(problem, mesh, top, found)
+    except KeyboardInterrupt:
+        if not any(found.choices.values()):
+            raise
+        found.interrupted = True
+    for batch, choices in found.choices.items():
+        found.choices[batch] = distinct(choices, problem, top)
+    return found
+
+
+def _seeded(problem: Problem, top: int) -> Found:
+    """What a search with fewer cuts finds: all of it is in the space, and bounds what is worth a look there."""
+    fewer = {ALL: TWO, TWO: COARSE}.get(problem.cuts)
+    if fewer is None or meshes(problem.slice_, fewer) == meshes(problem.slice_, problem.cuts):
+        return Found()
+    coarse = search(replace(problem, cuts=fewer), top)
+    return Found(choices=coarse.choices, evaluations=coarse.evaluations)
+
+
+def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
+    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
+    pairs = columns(problem.work.batches, problem.slice_.devices)
+    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+    joined = price_tables(problem, mesh, rates, batches, found)
+    if joined is None:
+        return
+    state = states(len(mesh), problem.work.phase)
+    board = Board(problem, mesh, joined, state, rates, batches, pairs)
+    found.candidates += board.candidates()
+    for column, (batch, _) in enumerate(pairs):
+        found.choices.setdefault(batch, [])
+        board.over_memory(column, found)
+    roomy = _roomy(board, found)
+    for padded in (False, True):  # what is found without padding bounds what is worth a look with it
+        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
+        close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
+        if close is not None:
+            found.evaluations += close.evaluations
+            for column, (batch, _) in enumerate(close.pairs):
+                close.best(column, top, found.choices[batch])
+
+
+def _roomy(board: Board, found: Found) -> list[int]:
+    """The columns of which some layout may fit, as far as is known; notes what a search without choices needs."""
+    usable, none = board.problem.usable_bytes, not any(found.choices.values())
+    stored = board.least_stored_bytes
+    asked = [
+        column
+        for column, (batch, _) in enumerate(board.pairs)
+        if not found.choices[batch] and (none or stored[column] <= usable)
+    ]
+    least = dict(zip(asked, board.least_bytes(asked), strict=True))
+    if none:
+        for column, nbytes in least.items():
+            batch = board.pairs[column][0]
+            found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
+    return [c for c in range(len(board.pairs)) if least.get(c, stored[c]) <= usable]
+
+
+def price_tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
+    """Every component's assignments, priced at all batches; None where one has none. Counts in `found`."""
+    result, few = [], most_roles(mesh, problem.cuts)
+    for component in problem.components:
+        tables = []
+        for body in component.bodies:
+            allowed = [_allowed_axes(problem, component, body, piece.axis) for piece in mesh]
+            table = price_body(component, body, rates, problem.fast, batches, allowed, few)
+            tables.append(table)
+            found.evaluations += table.evaluations
+            for rejection in table.rejected:
+                found.reject(*rejection)
+        joined = join(component, tables)
+        if joined is None:
+            return None
+        result.append(joined)
+    return result
+
+
+def _allowed_axes(problem: Problem, component: Component, body: Body, axis: int) -> frozenset[str]:
+    """The program axes that a piece of this physical axis may play: all, or those of the roles it is fixed to."""
+    fixed = problem.fixed.get(component.name, {}).get(axis)
+    return frozenset(a for a in (*body.axes, IDLE) if fixed is None or body.role_name(a) in fixed)

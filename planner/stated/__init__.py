@@ -1,1 +1,0 @@
-"""What a plan file states besides its plans, as typed values."""

@@ -1,0 +1,1 @@
+"""Models: their shapes from a config, the workload of a step, and dtypes."""

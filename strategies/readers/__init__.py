@@ -1,0 +1,1 @@
+"""The readers of a program that need no device: cost and memory."""

@@ -1,0 +1,1 @@
+"""The sharding rule of every primitive."""

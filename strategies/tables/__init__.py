@@ -1,0 +1,1 @@
+"""The cost reader over many assignments of mesh axes at once."""

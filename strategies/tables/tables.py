@@ -1,0 +1,116 @@
+"""Pricing many assignments at once: every row is a choice of roles for the mesh axes, every column a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.components import IDLE, Body, Component, Part
+from strategies.readers.cost import ArrayScope, Speeds, Totals
+from strategies.readers.memory import cache_bytes, weight_bytes
+from strategies.readers.prices import Number
+from strategies.readers.rates import Floats, Ints, Rates
+from strategies.tables.assignments import Rows, assignments, fit_part, rejections, ways_of
+from strategies.tables.axis_sets import Plays
+from strategies.tables.dedup import peak_shared, price_shared
+
+
+@dataclass(frozen=True)
+class Table:
+    """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
+
+    Seconds are of one layer, `wait_s` as in `Totals`, `spare_s` its `room_s`;
+    `stored_bytes` (weights and cache) are of all the component's layers, per device. `scopes` are those of the
+    body's parts over all rows that `plays` lists, of which `alive` are the table's.
+    """
+
+    body: Body
+    choices: tuple[str, ...]
+    rows: Rows
+    ok: NDArray[np.bool_]
+    step_s: Floats
+    wait_s: Floats
+    spare_s: Floats
+    stored_bytes: Floats
+    rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
+    evaluations: int
+    plays: Plays
+    alive: Ints
+    scopes: tuple[tuple[Part, ArrayScope], ...]
+
+    def peak_bytes(self, rows: Ints, columns: Ints) -> Floats:
+        """The most bytes of activations that live at once, [rows, columns] of those asked for: few need to be."""
+        peak: Number = np.zeros((1, 1))
+        for part, scope in self.scopes:
+            peak = np.maximum(peak, peak_shared(scope, part.needs, self.plays, self.alive[rows], columns))
+        return np.broadcast_to(peak, (len(rows), len(columns)))
+
+
+def price_body(
+    component: Component,
+    body: Body,
+    rates: Rates,
+    fast: Speeds,
+    batches: Ints,
+    allowed: Sequence[frozenset[str]],
+    most_roles: int | None = None,
+) -> Table:
+    """Price every assignment of a body that plays no more than `most_roles` different roles (None: any number).
+
+    `allowed[i]` are the program axes that mesh axis i may play.
+    """
+    choices = (*body.axes, IDLE)
+    rows, plays, before = assignments(component, body, rates, batches, tuple(allowed), most_roles)
+    fits = [fit_part(part, component, rates, plays.masks, batches) for part in body.parts]
+    ok = np.logical_and.reduce([f.ok for f in fits])
+    rejected = (*before, *(r for f in fits for r in rejections(f, component, batches)))
+    alive = np.flatnonzero(ok.any(axis=1))
+    scopes = tuple(
+        (part, scope_of(part, found.sizes, plays.masks, rates, fast))
+        for part, found in zip(body.parts, fits, strict=True)
+    )
+    total, stored = Totals(), 0.0
+    for number, (part, every) in enumerate(scopes):
+        price_shared(every, part.needs, plays, fast, total, alive)
+        scope = every.take(alive)
+        weights = 0.0 if component.tied and number else weight_bytes(scope)
+        stored = stored + component.times * (weights + cache_bytes(scope))
+    shape = (len(alive), batches.shape[1])
+    return Table(
+        body,
+        choices,
+        rows[alive],
+        ok[alive],
+        np.broadcast_to(total.step_s, shape),
+        np.broadcast_to(total.wait_s, shape),
+        np.broadcast_to(total.room_s(fast.prefetch_s), shape),
+        np.broadcast_to(stored, shape),
+        rejected,
+        int(ok.sum()),
+        plays,
+        alive,
+        scopes,
+    )
+
+
+def _slot_axes(part: Part) -> Sequence[str]:
+    """The program axes that cut the slots of experts where tokens are dispatched."""
+    return next((s.outputs[0].axes("C") for s in part.program.steps if s.op == "Dispatch"), ())
+
+
+def scope_of(
+    part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
+) -> ArrayScope:
+    """A scope over rows, with the quantities that depend on the batch.
+
+    `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.
+    """
+    tokens = sizes["B"] * sizes.get("T", 1)
+    extra: dict[str, Number] = {"tokens": tokens}
+    if "experts" in sizes:
+        shards = ways_of(_slot_axes(part), masks, rates)
+        extra["C"] = shards * np.ceil(tokens * sizes["k"] / (sizes["experts"] * shards))
+    return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)

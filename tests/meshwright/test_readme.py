@@ -1,0 +1,70 @@
+"""The README's examples: every command in a console block prints what the README shows."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
+LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
+VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
+SLOW = ("meshwright validate | ", "--mode unconstrained", "--batch auto", "meshwright fits")
+"""Examples of more than five seconds are among the slow tests."""
+MEASURED = re.compile(r"temporaries|of their standard deviation off")
+
+
+def examples(block: str) -> list[tuple[str, str]]:
+    """(command, output) pairs of a block."""
+    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def clean(text: str) -> str:
+    """Without trailing spaces, seconds, and lines whose figures depend on the version of a compiler."""
+    text = LEVELS.sub(r"\1\n\2", SECONDS.sub("-", text))  # columns of seconds are as wide as these are
+    lines = (VERDICT.sub(r"\1", line.rstrip()) for line in text.rstrip().splitlines())
+    return "\n".join(line for line in lines if not MEASURED.search(line))
+
+
+def cases() -> list[object]:
+    """Every block, by its first command."""
+    slow = {block: [pytest.mark.slow] for block in BLOCKS if any(word in block for word in SLOW)}
+    return [pytest.param(block, id=block.splitlines()[0][2:50], marks=slow.get(block, [])) for block in BLOCKS]
+
+
+@pytest.mark.parametrize("block", cases())
+def test_readme_example_prints_what_the_readme_shows(block: str, tmp_path: Path) -> None:
+    """Running a block's commands in order gives the block's text, but for the seconds of a search."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    pairs = examples(block)
+    assert pairs
+    if "verify" in block and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs the TPU compiler: the extra [tpu]")
+    env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}  # other tests set it
+    for command, shown in pairs:
+        run = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**env, "PATH": path}, capture_output=True, text=True
+        )
+        assert clean(run.stdout + run.stderr) == clean(shown), command
+
+
+def test_readme_has_its_two_commands() -> None:
+    """The README's first two commands set up everything: one plans Llama-3.1-70B, one runs the tests."""
+    commands = re.findall(r"^    (python3 -m venv .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(commands) == 2
+    assert "meshwright plan llama-3.1-70b" in commands[0]
+    assert commands[1].endswith("-m pytest")
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    """.ci/run holds the README's test command to the letter."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = re.findall(r"^    (python3 -m venv .* -m pytest)$", readme, re.MULTILINE)[0]
+    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -1,0 +1,98 @@
+"""Glue that is priced at two batches, and between them by interpolation, is glue priced at every batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mesh.slices import Slice, parse_slice
+from planner.query.request import Request, make_problem
+from planner.search.component_rows import Joined
+from planner.search.meshes import meshes
+from planner.search.problem import Found, Problem
+from planner.search.reshard_costs import Glue, price_glue
+from planner.search.residuals import states
+from planner.search.search import price_tables
+from strategies.models.configs import load_model
+from strategies.models.workload import Dtypes, Workload
+from strategies.readers.rates import Floats, Ints, Rates, tabulate_rates
+
+BATCHES = (3, 8, 64, 520)
+
+
+def problem_of(slice_: Slice, model: str, phase: str) -> Problem:
+    """A model's components on a slice."""
+    work = Workload(phase=phase, batches=BATCHES, context=1024, dtypes=Dtypes())
+    return make_problem(Request(model=load_model(model), slices=[slice_], work=work), slice_)
+
+
+def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[Joined]:
+    """The components' assignments on the slice's first mesh."""
+    found = price_tables(problem, meshes(problem.slice_)[0], rates, batches, Found())
+    assert found
+    return found
+
+
+def seconds(glue: Glue, column: int, residuals: int) -> Floats:
+    """[2, residuals, faces] of one batch."""
+    return np.array([glue.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b", "palm-540b"])
+@pytest.mark.parametrize("at", ["chip", "data-sheet"])
+def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: str, phase: str, at: str) -> None:
+    """At what programs reach and at the data sheet's speeds; batches that do not divide have none."""
+    slice_ = parse_slice("v5e:4x4")
+    if at == "data-sheet":
+        slice_ = slice_.at_data_sheet
+    problem = problem_of(slice_, model, phase)
+    rates = tabulate_rates(slice_, [[piece] for piece in meshes(slice_)[0]])
+    assert rates.additive == (at == "chip")
+    batches, state = np.array([BATCHES], dtype=np.int64), states(len(meshes(slice_)[0]), phase)
+    joined = tables_of(problem, rates, batches)
+    together, _ = price_glue(joined, state, phase, rates, problem.fast, batches)
+    ruled_out = 0
+    for column in range(len(BATCHES)):
+        alone, _ = price_glue(joined, state, phase, rates, problem.fast, batches[:, column : column + 1])
+        for ours, theirs in zip(together, alone, strict=True):
+            mine, its = seconds(ours, column, len(state.cuts)), seconds(theirs, 0, len(state.cuts))
+            np.testing.assert_allclose(mine, its, rtol=1e-12)
+            ruled_out += int(np.isinf(its).sum())
+    assert ruled_out
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
+    """Body and glue together, at every batch; what is taken of the residuals stays what it was."""
+    slice_ = parse_slice("v5e:2x4")
+    problem = problem_of(slice_, "llama-3.1-8b", phase)
+    mesh = meshes(slice_)[0]
+    rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), phase)
+    batches = np.array([BATCHES], dtype=np.int64)
+    joined = tables_of(problem, rates, batches)
+    glues, _ = price_glue(joined, state, phase, rates, problem.fast, batches)
+    some = np.arange(len(state.cuts))[::3]
+    for one, glue in zip(joined, glues, strict=True):
+        early, late = one.least
+        least, taken = glue.least(one), glue.take(some)
+        np.testing.assert_array_equal(taken.least(one), least[some])
+        for column in range(len(BATCHES)):
+            before, after = seconds(glue, column, len(state.cuts))
+            best = np.maximum(early[:, column] + before, late[:, column] + after).min(axis=1)
+            np.testing.assert_allclose(least[:, column], best, rtol=1e-12)
+
+
+def test_glue_of_a_single_device_waits_for_nothing() -> None:
+    """Its mesh has no axes, and one residual; without hops and launches it takes as long as with them."""
+    slice_ = parse_slice("v5e:1x1")
+    problem = problem_of(slice_, "llama-3.1-8b", "decode")
+    mesh = meshes(slice_)[0]
+    rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
+    joined = tables_of(problem, rates, np.array([BATCHES]))
+    glues, _ = price_glue(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    assert len(state.cuts) == 1
+    for glue in glues:
+        early, late = seconds(glue, 0, 1)
+        assert np.isfinite(late).all()
+        np.testing.assert_array_equal(early, late)
