@@ -12,9 +12,9 @@ from planner.plan.file_proof import Solver
 from planner.plan.layout import Layout, from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.search.largest import largest_batch
-from planner.search.problem import Choice, Found, Problem
+from planner.search.problem import Choice, Found, Problem, make_problem
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from planner.parallel import meanwhile
 from planner.plan.file_proof import proved
 from planner.plan.plan import Plan
 from planner.plan.planfile import SCHEMA, Example, PlanFile, Rejected, Search
-from planner.query.request import EXHAUSTIVE, Progress, Request, make_problem
+from planner.query.request import EXHAUSTIVE, Progress, Request
 from planner.query.targets import Targets, dollars_per_million_tokens, price_of
-from planner.search.problem import OVER_MEMORY, Found, Problem
+from planner.search.problem import OVER_MEMORY, Found, Problem, make_problem
 from planner.search.search import search
 from strategies.models.workload import Workload
 

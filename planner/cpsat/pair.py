@@ -38,8 +38,8 @@ from planner.cpsat.specs import Stored
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
 from planner.plan.layout import NAMES, Assigned, Layout
 from planner.plan.plan import Plan, TensorSpec
-from planner.query.request import CP_SAT, Request, check_solver, make_problem
-from planner.search.problem import Found
+from planner.query.request import CP_SAT, Request, check_solver
+from planner.search.problem import Found, make_problem
 from strategies.models.workload import LARGEST_CONTEXT, check_count
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from planner.parallel import in_parallel
 from planner.plan.layout import from_choice
 from planner.plan.plan import LayoutOf, Memory, MeshAxes, Plan, Value
 from planner.plan.pricing import price_layout
-from planner.query.request import Progress, Request, make_problem
+from planner.query.request import Progress, Request
 from planner.query.requested import request_of
 from planner.search.footprint import Footprints, Key
 from planner.search.largest import batch_key, context_key, largest_batch, largest_context
-from planner.search.problem import Choice, Problem
+from planner.search.problem import Choice, Problem, make_problem
 from planner.search.search import columns
 from planner.version import VERSION
 from strategies.models.models import Model

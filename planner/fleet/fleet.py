@@ -15,10 +15,9 @@ from planner.fleet.servers import Offer, Offers, find_offers, problem_of
 from planner.fleet.solver import Solved, solve_fleet
 from planner.plan.file_fleet import Traffic
 from planner.plan.planfile import SCHEMA, PlanFile, Search
-from planner.query.request import Progress
+from planner.query.request import TWO, Progress
 from planner.query.requested import model_of, programs_of
 from planner.query.targets import Prices, Targets
-from planner.search.meshes import TWO
 from planner.version import VERSION
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes

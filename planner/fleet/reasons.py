@@ -12,8 +12,8 @@ from planner.fleet.problem import ROLES, FleetProblem, Whole, whole_numbers
 from planner.fleet.request import FleetRequest
 from planner.fleet.servers import Offers, ttft_s
 from planner.fleet.solver import Answer, add_barred, add_demand, answer, chips_used
-from planner.query.request import make_problem
 from planner.search.footprint import Footprints
+from planner.search.problem import make_problem
 from planner.search.search import columns
 
 if TYPE_CHECKING:

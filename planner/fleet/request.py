@@ -16,10 +16,9 @@ from mesh.slices import Slice
 from meshwright.parsing import number, whole
 from planner.plan.file_fleet import MOST_CHIPS, Traffic
 from planner.plan.transfer import chip_dcn_bytes_per_s
-from planner.query.request import CP_SAT, Request, check_solver
+from planner.query.request import CP_SAT, TWO, Request, check_solver
 from planner.query.slices import chosen_slices
 from planner.query.targets import Prices, Targets, check_prices, in_order, price_of
-from planner.search.meshes import TWO
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes, Workload, cache_slots
 from strategies.notation import Program

@@ -34,9 +34,9 @@ from planner.fleet.solver import cost_of_some_fleet
 from planner.parallel import in_parallel
 from planner.plan.plan import Plan
 from planner.plan.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
-from planner.query.request import Progress, Request, make_problem
+from planner.query.request import Progress, Request
 from planner.search.largest import largest_batch
-from planner.search.problem import Found, Problem
+from planner.search.problem import Found, Problem, make_problem
 from planner.serve.rates import Steps, decode_rate, prefill_rate
 
 AT_ONCE = 2

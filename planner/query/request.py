@@ -1,4 +1,4 @@
-"""What `plan` is asked for, and the search problem that it is on one slice."""
+"""What `plan` is asked for."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from math import isfinite
 from mesh.errors import InputError
 from mesh.slices import Slice
 from planner.query.targets import Prices, Targets, check_prices
-from planner.search.meshes import CUTS, TWO
-from planner.search.problem import Problem
-from strategies.components import IDLE, Component, components
 from strategies.models.models import Model
 from strategies.models.workload import Workload
 from strategies.notation import Program
-from strategies.readers.cost import Speeds, check_compute, speeds
+from strategies.readers.cost import check_compute
 
 OBJECTIVES = ("throughput", "latency", "cost")
 EXHAUSTIVE, CP_SAT = "exhaustive", "cp-sat"
+CUTS = TWO, ALL, NONE = "two", "all", "none"
+"""Which meshes are searched: how physical axes are cut into mesh axes, see `planner.search.meshes`."""
 Progress = Callable[[str], None]
 Fixed = Mapping[str, Mapping[str, frozenset[str]]]
 
@@ -84,49 +83,3 @@ def check_solver(solver: str, seconds: float | None) -> None:
         raise InputError(f"--solver-seconds {seconds:g}: expected a number of seconds above 0, such as 10")
     if seconds is not None and solver != CP_SAT:
         raise InputError(f"--solver-seconds {seconds:g}: a limit of --solver {CP_SAT}; the {solver} search has none")
-
-
-def make_problem(request: Request, slice_: Slice) -> Problem:
-    """The search problem of one slice."""
-    parts = components(request.model, request.work, request.programs)
-    fast: Speeds = speeds(slice_.chip, request.work.dtypes)
-    fixed = _fixed_roles(request.fixed or {}, parts, slice_)
-    usable_bytes = slice_.chip.usable_hbm_bytes_per_device
-    return Problem(slice_, request.work, parts, fast, usable_bytes, fixed, request.cuts)
-
-
-def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dict[str, dict[int, frozenset[str]]]:
-    """Roles by component name and physical axis; raises `InputError` on a component, axis or role there is none of."""
-    names = {axis.name: i for i, axis in enumerate(slice_.axes) if axis.size > 1}
-    result: dict[str, dict[int, frozenset[str]]] = {}
-    for kind, axes in fixed.items():
-        matching = [c for c in parts if kind in (c.name, c.kind)]
-        if not matching:
-            raise InputError(f"--fix {kind}: no such component; this model has {', '.join(c.name for c in parts)}")
-        for component in matching:
-            limits = result.setdefault(component.name, {})
-            for axis, roles in axes.items():
-                names_of = [_roles(role, component, kind, axis) for role in sorted(roles)]
-                limits[_axis(axis, names, slice_, kind)] = frozenset().union(*names_of)
-    return result
-
-
-def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
-    if axis not in names:
-        raise InputError(f"--fix {kind}={axis}: {slice_.name} has no torus axis '{axis}'; it has {', '.join(names)}")
-    return names[axis]
-
-
-def _roles(role: str, component: Component, kind: str, axis: str) -> frozenset[str]:
-    """All roles of that name, or whose cache (or, where there is none, weights) part is it."""
-    known = {r.name: r for body in component.bodies for r in body.parts[0].program.roles}
-    found = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
-    if role == IDLE:
-        found.add(IDLE)
-    if not found:
-        parts = sorted({r.cache or r.weights for r in known.values()})
-        raise InputError(
-            f"--fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
-            f"{', '.join(parts)}"
-        )
-    return frozenset(found)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from mesh.slices import Slice
 from planner.plan.norms import norm_bytes
+from planner.query.request import TWO
 from planner.search.component_rows import Joined, prefix_masks
 from planner.search.mesh_search import residual_bytes
-from planner.search.meshes import TWO, Mesh, meshes
+from planner.search.meshes import Mesh, meshes
 from planner.search.problem import Choice, Found, Pick, Problem
 from planner.search.reshard_costs import price_glue
 from planner.search.residuals import CODES, States, states

@@ -29,8 +29,9 @@ from math import isfinite
 import msgspec
 
 from mesh.slices import Slice
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.search.footprint import Footprints, Key, Need
+from planner.search.problem import make_problem
 from planner.search.search import columns
 from strategies.components import Component, components
 from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT

@@ -17,8 +17,8 @@ from itertools import permutations, product
 from mesh.errors import InputError
 from mesh.pieces import Piece, cuts
 from mesh.slices import Slice
+from planner.query.request import ALL, NONE, TWO
 
-CUTS = TWO, ALL, NONE = "two", "all", "none"
 COARSE = "coarse"
 """At most two pieces and four in all on any slice: where to look first."""
 MOST_AXES, MOST_AXES_OF_ALL = 4, 7

@@ -1,15 +1,19 @@
-"""Values of the search: the problem, a choice, what was found; when two choices are one layout, and how ties break."""
+"""Values of the search: the problem that a request is on one slice, a choice, what was found; when two choices are one
+layout, and how ties break.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.search.meshes import TWO, Mesh
-from strategies.components import Component
+from planner.query.request import TWO, Fixed, Request
+from planner.search.meshes import Mesh
+from strategies.components import IDLE, Component, components
 from strategies.models.workload import Workload
-from strategies.readers.cost import Speeds
+from strategies.readers.cost import Speeds, speeds
 
 OVER_MEMORY = "needs more than the usable HBM, even with the least of everything else"
 
@@ -70,6 +74,52 @@ class Problem:
     usable_bytes: float
     fixed: Mapping[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
     cuts: str = TWO
+
+
+def make_problem(request: Request, slice_: Slice) -> Problem:
+    """The search problem of one slice."""
+    parts = components(request.model, request.work, request.programs)
+    fast = speeds(slice_.chip, request.work.dtypes)
+    fixed = _fixed_roles(request.fixed or {}, parts, slice_)
+    usable_bytes = slice_.chip.usable_hbm_bytes_per_device
+    return Problem(slice_, request.work, parts, fast, usable_bytes, fixed, request.cuts)
+
+
+def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dict[str, dict[int, frozenset[str]]]:
+    """Roles by component name and physical axis; raises `InputError` on a component, axis or role there is none of."""
+    names = {axis.name: i for i, axis in enumerate(slice_.axes) if axis.size > 1}
+    result: dict[str, dict[int, frozenset[str]]] = {}
+    for kind, axes in fixed.items():
+        matching = [c for c in parts if kind in (c.name, c.kind)]
+        if not matching:
+            raise InputError(f"--fix {kind}: no such component; this model has {', '.join(c.name for c in parts)}")
+        for component in matching:
+            limits = result.setdefault(component.name, {})
+            for axis, roles in axes.items():
+                names_of = [_roles(role, component, kind, axis) for role in sorted(roles)]
+                limits[_axis(axis, names, slice_, kind)] = frozenset().union(*names_of)
+    return result
+
+
+def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
+    if axis not in names:
+        raise InputError(f"--fix {kind}={axis}: {slice_.name} has no torus axis '{axis}'; it has {', '.join(names)}")
+    return names[axis]
+
+
+def _roles(role: str, component: Component, kind: str, axis: str) -> frozenset[str]:
+    """All roles of that name, or whose cache (or, where there is none, weights) part is it."""
+    known = {r.name: r for body in component.bodies for r in body.parts[0].program.roles}
+    found = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
+    if role == IDLE:
+        found.add(IDLE)
+    if not found:
+        parts = sorted({r.cache or r.weights for r in known.values()})
+        raise InputError(
+            f"--fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
+            f"{', '.join(parts)}"
+        )
+    return frozenset(found)
 
 
 def order_key(choice: Choice) -> tuple[object, ...]:

@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from planner.query.request import ALL, TWO
 from planner.search.component_rows import Joined, join
 from planner.search.mesh_search import Board, worst_of
-from planner.search.meshes import ALL, COARSE, TWO, Mesh, meshes, most_roles
+from planner.search.meshes import COARSE, Mesh, meshes, most_roles
 from planner.search.problem import Found, Problem, distinct
 from planner.search.prune import near
 from planner.search.residuals import states

@@ -23,10 +23,9 @@ from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
 from planner.plan.pricing import price_layout
 from planner.plan.roles_text import roles_over
-from planner.query.request import Fixed, Progress, Request, make_problem
+from planner.query.request import TWO, Fixed, Progress, Request
 from planner.query.requested import fixed_of, programs_of
-from planner.search.meshes import TWO
-from planner.search.problem import Problem
+from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
 from planner.version import VERSION

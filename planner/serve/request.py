@@ -12,9 +12,8 @@ from mesh.slices import Slice
 from planner.plan.file_serving import MODES, Pace, Together
 from planner.plan.plan import Plan
 from planner.plan.transfer import Transfer, chip_dcn_bytes_per_s
-from planner.query.request import EXHAUSTIVE, Request, check_solver
+from planner.query.request import EXHAUSTIVE, TWO, Request, check_solver
 from planner.query.targets import Prices, Targets, check_prices, dollars_per_million_tokens, price_of
-from planner.search.meshes import TWO
 from strategies.models.models import Model
 from strategies.models.workload import LARGEST_CONTEXT, Dtypes, Workload, cache_slots, check_count
 from strategies.notation import Program

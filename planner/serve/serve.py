@@ -19,11 +19,10 @@ from planner.best.solve import INTERRUPTED, NothingFits, make_plan
 from planner.best.sweep import sweep
 from planner.plan.file_serving import MODES, Serving, ServingEntry
 from planner.plan.planfile import SCHEMA, PlanFile, Search
-from planner.query.request import CP_SAT, EXHAUSTIVE, Progress
+from planner.query.request import CP_SAT, EXHAUSTIVE, TWO, Progress
 from planner.query.requested import model_of, programs_of
 from planner.query.slices import chosen_slices
 from planner.query.targets import Prices, Targets
-from planner.search.meshes import TWO
 from planner.search.problem import Found
 from planner.serve.coupled import proved_ways
 from planner.serve.request import ServeRequest, Way

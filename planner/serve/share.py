@@ -13,8 +13,7 @@ from dataclasses import replace
 from mesh.slices import Slice
 from planner.best.candidate import Candidate
 from planner.plan.plan import Plan
-from planner.query.request import make_problem
-from planner.search.problem import Problem
+from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.serve.memory import Pair
 from planner.serve.request import ServeRequest

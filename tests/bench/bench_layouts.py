@@ -26,7 +26,8 @@ from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.best.candidate import Candidate, price_candidate
 from planner.plan.plan import Plan
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
+from planner.search.problem import make_problem
 from planner.search.search import search
 from strategies.components import IDLE, Component, components
 from strategies.models.models import Attention, LayerGroup, Mlp, Model

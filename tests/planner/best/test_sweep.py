@@ -23,11 +23,11 @@ from planner.best.solve import INTERRUPTED, NothingFits
 from planner.best.sweep import sweep
 from planner.parallel import in_parallel
 from planner.plan.planfile import PlanFile, encode, read_plan
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.query.slices import chosen_slices
 from planner.query.targets import Targets
 from planner.search.largest import largest_batch
-from planner.search.problem import Found, Problem
+from planner.search.problem import Found, Problem, make_problem
 from planner.search.search import search
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload

@@ -29,9 +29,9 @@ from planner.plan.layout_file import layout_of
 from planner.plan.pricing import price_layout
 from planner.plan.sized import ready
 from planner.plan.specs import specs
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.search.meshes import Mesh, meshes
-from planner.search.problem import Found, Problem
+from planner.search.problem import Found, Problem, make_problem
 from planner.search.residuals import CODES
 from planner.search.search import columns
 from strategies.components import IDLE, Component, components

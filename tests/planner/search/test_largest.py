@@ -15,11 +15,11 @@ from oracles import bruteforce
 from mesh.slices import parse_slice
 from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.search.footprint import Footprints, Key, Need
 from planner.search.largest import batch_key, context_key, largest, largest_batch, largest_context
 from planner.search.meshes import meshes
-from planner.search.problem import Choice
+from planner.search.problem import Choice, make_problem
 from planner.search.search import columns, search
 from strategies.models.configs import load_model
 from strategies.models.models import Attention, LayerGroup, Mlp, Model

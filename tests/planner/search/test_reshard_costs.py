@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from mesh.slices import Slice, parse_slice
-from planner.query.request import Request, make_problem
+from planner.query.request import Request
 from planner.search.component_rows import Joined
 from planner.search.meshes import meshes
-from planner.search.problem import Found, Problem
+from planner.search.problem import Found, Problem, make_problem
 from planner.search.reshard_costs import Glue, price_glue
 from planner.search.residuals import states
 from planner.search.search import price_tables

@@ -14,7 +14,8 @@ import strategies.tables.assignments
 from mesh.slices import parse_slice
 from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
-from planner.search.meshes import ALL, meshes
+from planner.query.request import ALL
+from planner.search.meshes import meshes
 from planner.search.problem import Choice, Problem, layout_key
 from planner.search.search import search
 from strategies.models.models import Model
