@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from mesh.slices import Slice as Slice
     from mesh.slices import parse_slice as parse_slice
     from meshwright.cli import main as main
+    from planner.api import fits as fits
+    from planner.api import fleet as fleet
+    from planner.api import pareto as pareto
     from planner.api import plan as plan
     from planner.api import price as price
     from planner.api import roofline as roofline
-    from planner.best.solve import NothingFits as NothingFits
+    from planner.api import serve as serve
+    from planner.best.nothing import NothingFits as NothingFits
     from planner.fits.fits import Fits as Fits
-    from planner.fits.fits import fits as fits
     from planner.fleet.fleet import NoFleet as NoFleet
-    from planner.fleet.fleet import fleet as fleet
-    from planner.frontier.pareto import pareto as pareto
     from planner.plan.file_fleet import Fleet as Fleet
     from planner.plan.file_fleet import Traffic as Traffic
     from planner.plan.file_frontier import Frontier as Frontier
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from planner.query.targets import Targets as Targets
     from planner.sensitivity.sensitivity import sensitivity as sensitivity
     from planner.sensitivity.types import SensitivityFile as SensitivityFile
-    from planner.serve.serve import serve as serve
     from planner.validate.scores import Validation as Validation
     from planner.validate.validate import validate as validate
     from strategies.book.rooftable import RooflineTable as RooflineTable
@@ -53,7 +53,7 @@ _HOMES = {
     "InputError": "mesh.errors",
     "Model": "strategies.models.models",
     "NoFleet": "planner.fleet.fleet",
-    "NothingFits": "planner.best.solve",
+    "NothingFits": "planner.best.nothing",
     "Plan": "planner.plan.plan",
     "PlanFile": "planner.plan.planfile",
     "RooflineTable": "strategies.book.rooftable",
@@ -63,18 +63,18 @@ _HOMES = {
     "Validation": "planner.validate.scores",
     "Targets": "planner.query.targets",
     "Traffic": "planner.plan.file_fleet",
-    "fits": "planner.fits.fits",
-    "fleet": "planner.fleet.fleet",
+    "fits": "planner.api",
+    "fleet": "planner.api",
     "load_chip": "mesh.chips",
     "load_model": "strategies.models.configs",
-    "pareto": "planner.frontier.pareto",
+    "pareto": "planner.api",
     "parse_slice": "mesh.slices",
     "plan": "planner.api",
     "price": "planner.api",
     "read_plan": "planner.plan.planfile",
     "roofline": "planner.api",
     "sensitivity": "planner.sensitivity.sensitivity",
-    "serve": "planner.serve.serve",
+    "serve": "planner.api",
     "validate": "planner.validate.validate",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mesh.errors import InputError
 from meshwright.output import write
 from meshwright.parsing import one_of
 
@@ -76,6 +77,16 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an argument that is wrong is called by its option."""
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            spelt = next((one.opts[-1] for one in self.params if one.name == error.field), None)
+            if spelt is None:
+                raise
+            raise InputError(spelt + str(error).removeprefix(error.field)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""

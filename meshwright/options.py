@@ -1,18 +1,22 @@
-"""Options that commands share, each declared once: its name, its help, and what reads it."""
+"""Options that commands share, each declared once: its name, its help, and what reads it; and what they make together.
+
+A parameter's name is the keyword of the function behind the command, so that what is read is handed on as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
 
 import click
 
-from meshwright.commandline import Argument, choice, flag, option
-from meshwright.parsing import fixed_roles, number, one_slice, whole, wholes, words
-
-if TYPE_CHECKING:
-    from planner.query.targets import Prices
-
+from mesh.errors import InputError
+from meshwright import parsing
+from meshwright.commandline import Argument, Command, choice, command, flag, option
+from meshwright.parsing import chip_range, fixed_roles, number, one_slice, whole, wholes, words
+from planner.query.targets import TARGETS, Target, Targets
 
 FORMATS = ("table", "json", "markdown")
 
@@ -27,21 +31,23 @@ def counts_or_auto(name: str, texts: Sequence[str]) -> tuple[int, ...] | str | N
     return "auto" if list(texts) == ["auto"] else counts(name, texts)
 
 
-def prices(_: str, texts: Sequence[str]) -> Prices:
-    """Prices by chip."""
-    from planner.query.targets import parse_prices
+def above_zero(unit: str, scale: float) -> Callable[[str, str], float]:
+    """What reads a number above 0 of a unit: the value is `1 / scale` of what is typed."""
 
-    return parse_prices(texts)
+    def read(name: str, text: str) -> float:
+        value = number(name, text)
+        if not 0 < value < float("inf"):
+            raise InputError(f"{name} {value:g}: expected a number of {unit} above 0")
+        return value / scale
+
+    return read
 
 
-def milliseconds(name: str, text: str) -> float:
-    """Seconds, of milliseconds."""
-    return number(name, text) / 1e3
+def _prices(_: str, texts: Sequence[str]) -> dict[str, float]:
+    return parsing.prices(texts)
 
 
 def _chip_range(_: str, text: str) -> tuple[int, int | None]:
-    from planner.query.slices import chip_range
-
     return chip_range(text)
 
 
@@ -63,8 +69,8 @@ SLICES = (
 PHASE = option("--phase", "decode|prefill", "What a step is; `plan` takes serve, too: both together.", default="decode")
 STEP = choice("--phase", ("decode", "prefill"), "What a step is.", default="decode")
 _BATCHES = "Sequences; default 1,2,4,...,256 (prefill: 1,2,4,8,16); `plan`: auto."
-BATCHES = option("--batch batches", "N[,N...]|auto", _BATCHES, many=True, read=counts)
-BATCHES_OR_AUTO = option("--batch batches", "N[,N...]|auto", _BATCHES, many=True, read=counts_or_auto)
+BATCHES = option("--batch", "N[,N...]|auto", _BATCHES, many=True, read=counts)
+BATCHES_OR_AUTO = option("--batch", "N[,N...]|auto", _BATCHES, many=True, read=counts_or_auto)
 CONTEXT = option("--context", "TOKENS", "Tokens in each filled cache, or in each prompt.", default="8192", read=whole)
 WEIGHTS = option("--weights", "DTYPE", "f32, bf16, f16, fp8, int8 or int4.", default="bf16")
 CACHE = option("--kv", "DTYPE", "Dtype of the KV cache.", default="bf16")
@@ -78,19 +84,25 @@ FIX = option("--fix", "COMPONENT=AXIS:ROLE,...", "Roles that torus axes must hav
 CHIP_FILE = option("--chip-file", "FILE", "A chip of your own, as `calibrate` writes it.")
 FILES = (option("--program programs", "FILE", "A .layout file of your own; repeat for more.", many=True), CHIP_FILE)
 CONSTANTS = option("--constants", "chip|data-sheet|SET", "What programs reach; SET: of `validate`.", default="chip")
-GOALS = (
-    option("--max-step-ms max_step_s", "MS", "Of a step, at most.", read=milliseconds),
-    option("--max-ttft-ms max_ttft_s", "MS", "To the first token, at most (prefill, serve).", read=milliseconds),
-    option("--min-tokens-per-s", "N", "Of a slice (serve: output tokens), at least.", read=number),
-    option("--max-chips", "N", "Of a slice, at most.", read=whole),
-    option(
-        "--price-per-chip-hour prices",
-        "DOLLARS|CHIP=DOLLARS,...",
-        "For the cost of a million tokens.",
-        many=True,
-        read=prices,
-    ),
+
+
+def target_option(target: Target) -> click.Option:
+    """The option that asks for a target."""
+    unit = {"MS": "milliseconds"}.get(target.metavar, target.unit)
+    read = whole if target.whole else above_zero(unit, target.scale)
+    return option(f"--{target.option} {target.field}", target.metavar, target.about, read=read)
+
+
+LIMITS = {target.field: target_option(target) for target in TARGETS}
+"""The option of each target, by its field in `Targets`."""
+PRICES = option(
+    "--price-per-chip-hour prices",
+    "DOLLARS|CHIP=DOLLARS,...",
+    "For the cost of a million tokens.",
+    many=True,
+    read=_prices,
 )
+GOALS = (*LIMITS.values(), PRICES)
 CUTS = (
     choice("--cuts", ("two", "all"), "Pieces of each torus axis: two (four in all) at most, or any.", default="two"),
     flag("--devices-only-whole-axes whole_axes", "Cut no torus axis: meshes that jax.make_mesh gives."),
@@ -103,3 +115,45 @@ OUTPUT = option("-o --output", "FILE", "Also write the JSON to this file.")
 def format_of(*more: str, default: str = "table") -> click.Option:
     """`--format`: the formats that all take, and more."""
     return choice("--format style", (*FORMATS, *more), "How to print.", default=default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a command that searches was asked: model and slices, and keywords of the function behind the command."""
+
+    model: str
+    slices: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    progress: str
+    output: str | None
+    style: str
+
+
+def searching(*params: click.Parameter) -> Callable[[Callable[..., int]], Command]:
+    """Make a function a command that gets what it was asked as `Asked`, and the options of `own` besides by name."""
+
+    def made(run: Callable[..., int]) -> Command:
+        own = tuple(name for name in run.__annotations__ if name not in ("asked", "return"))
+
+        @wraps(run)
+        def read(**given: Any) -> int:
+            others = {name: given.pop(name) for name in own}
+            return run(asked_of(given), **others)
+
+        return command(*params)(read)
+
+    return made
+
+
+def asked_of(given: Mapping[str, Any]) -> Asked:
+    """The options of a command that searches; those that were not given are left out of the keywords."""
+    rest = {name: value for name, value in given.items() if value is not None and value != ()}
+    targets = Targets(**{name: rest.pop(name) for name in LIMITS if name in rest})
+    return Asked(
+        model=rest.pop("model"),
+        slices=rest.pop("slices", ()),
+        progress=rest.pop("progress"),
+        output=rest.pop("output", None),
+        style=rest.pop("style"),
+        options=rest | {"targets": targets, "cuts": parsing.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))},
+    )

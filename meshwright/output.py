@@ -13,43 +13,57 @@ from mesh.errors import InputError
 
 if TYPE_CHECKING:
     from meshwright.reports.text import Block
-    from planner.best.solve import NothingFits
-    from planner.plan.planfile import PlanFile
+    from planner.best.nothing import NothingFits
 
 NOTHING_FITS, INTERRUPTED = 1, 130
-Blocks = Callable[[], "Sequence[Block]"]
+Blocks = Callable[[], "Sequence[Block] | bytes"]
+"""What says an answer to people; bytes are written as they are."""
 
 
 def show(value: object, blocks: Blocks, style: str) -> None:
     """Print the value as JSON, or the blocks that say it to people."""
-    from meshwright.reports.text import render
-
     if style == "json":
         from planner.plan.planfile import encode
 
         write(encode(value))
     else:
-        write(render(blocks(), style).encode("utf-8", "backslashreplace"))
+        said = blocks()
+        write(said if isinstance(said, bytes) else as_text(said, style))
 
 
-def show_plans(
-    found: PlanFile, style: str, output: str | None, blocks: Callable[[PlanFile], Sequence[Block]] | None = None
-) -> int:
-    """Print a plan file (as `blocks` says it, by default as plans) and write it; returns the exit code."""
-    from meshwright.reports.plan import fits, report
-    from planner.files import write_whole
-    from planner.plan.planfile import encode
+def finish(value: object, blocks: Blocks, style: str, output: str | None = None, data: bytes | None = None) -> None:
+    """Write an answer to its file, then show it; `data`: what the file is to hold, by default the JSON.
 
+    The file comes first: it must not be lost where whoever reads stdout goes away. Where it cannot be written, the
+    answer is shown all the same, and the error raised then.
+    """
     failed = None
-    try:  # the file first: it must not be lost where whoever reads stdout goes away
-        if output is not None:
-            write_whole(Path(output), encode(found))
-    except InputError as error:
-        failed = error
-    show(found, lambda: (blocks or report)(found), style)
+    if output is not None:
+        from planner.files import write_whole
+        from planner.plan.planfile import encode
+
+        try:
+            write_whole(Path(output), encode(value) if data is None else data)
+        except InputError as error:
+            failed = error
+    show(value, blocks, style)
     if failed:
         raise failed
-    return 0 if any(map(fits, found.plans)) else say_nothing("this layout does not fit at any batch")
+
+
+def check_output(output: str | None) -> None:
+    """Raise `InputError` where the file cannot be written: said before the work, not after it."""
+    if output is not None:
+        from planner.files import check_writable
+
+        check_writable(Path(output))
+
+
+def as_text(blocks: Sequence[Block], style: str) -> bytes:
+    """The blocks as text, whatever characters are in them."""
+    from meshwright.reports.text import render
+
+    return render(blocks, style).encode("utf-8", "backslashreplace")
 
 
 def show_nothing(nothing: NothingFits, style: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mesh.errors import InputError
 
+_RANGE = re.compile(r"([0-9]{1,9})?(\.\.)?([0-9]{1,9})?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _MOST_DIGITS = 18
 
@@ -108,3 +109,94 @@ def one_slice(option: str, texts: Sequence[str]) -> str:
     if len(names) > 1:
         raise InputError(f"{option} {','.join(names)}: expected one slice for this command")
     return names[0]
+
+
+def chip_range(text: str) -> tuple[int, int | None]:
+    """The range that `--chips` says: a number, or `least..most`, of which one may be missing.
+
+    >>> chip_range("4..256"), chip_range("16"), chip_range("64..")
+    ((4, 256), (16, 16), (64, None))
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if not match or not any(match.group(1, 3)):
+        raise InputError(f"--chips {text!r}: expected a number of chips or a range, such as 16 or 4..256")
+    first, dots, last = match.groups()
+    least = int(first or 1)
+    most = int(last) if last else None if dots else least
+    if least < 1 or (most is not None and most < least):
+        raise InputError(f"--chips {text!r}: expected the smaller number first, from 1 on, such as 4..256")
+    return least, most
+
+
+def prices(texts: Sequence[str]) -> dict[str, float]:
+    """Prices of `--price-per-chip-hour`: one for every chip (under the name `*`), or `chip=price` with commas between.
+
+    >>> prices(["v5e=1.2,v6e=2.7"]), prices(["1.2"])
+    ({'v5e': 1.2, 'v6e': 2.7}, {'*': 1.2})
+    """
+    found: dict[str, float] = {}
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, price = (piece.strip() for piece in word.rpartition("="))
+        if (equals and not name) or not price:
+            raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}")
+        key = name.lower() or "*"
+        if key in found:
+            raise InputError(f"--price-per-chip-hour {word!r}: a second price; {_PRICE}")
+        try:
+            found[key] = float(price)
+        except ValueError:
+            raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}") from None
+    return found
+
+
+_PRICE = "expected dollars, such as 1.2, or one for each chip, such as v5e=1.2,v6e=2.7"
+
+
+def quota(texts: Sequence[str]) -> dict[str, int]:
+    """Chips by kind, of `--quota`, which repeats or takes commas.
+
+    >>> quota(["v5e=256,V6E=64"])
+    {'v5e': 256, 'v6e': 64}
+    """
+    found: dict[str, int] = {}
+    for word, name, chips in _pairs("--quota", texts, _QUOTA):
+        key = name.lower()
+        if key in found:
+            raise InputError(f"--quota {word}: a second quota of {key}; {_QUOTA}")
+        found[key] = whole(f"--quota {name}", chips)
+    return found
+
+
+_QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
+
+
+def traffic(texts: Sequence[str]) -> dict[str, float]:
+    """The numbers of `--traffic`, in any order.
+
+    >>> traffic(["requests_per_s=20,input=2000,output=300"])
+    {'requests_per_s': 20.0, 'input': 2000, 'output': 300}
+    """
+    read = {"requests_per_s": number, "input": whole, "output": whole}
+    found: dict[str, float] = {}
+    for word, name, value in _pairs("--traffic", texts, _TRAFFIC):
+        if name not in read or name in found:
+            raise InputError(f"--traffic {word}: {'given twice' if name in found else 'not known'}; {_TRAFFIC}")
+        found[name] = read[name](f"--traffic {name}", value)
+    missing = [name for name in read if name not in found]
+    if missing:
+        raise InputError(f"--traffic {','.join(texts)}: {', '.join(missing)} missing; {_TRAFFIC}")
+    return found
+
+
+_TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
+
+
+def _pairs(option: str, texts: Sequence[str], expected: str) -> list[tuple[str, str, str]]:
+    """(word, name, value) of each `name=value`."""
+    found = []
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = (piece.strip() for piece in word.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"{option} {word!r}: {expected}")
+        found.append((word, name, value))
+    return found

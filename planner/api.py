@@ -1,147 +1,278 @@
-"""The public functions `plan`, `price` and `roofline`, as `import meshwright` offers them."""
+"""The public functions of the planner, as `import meshwright` offers them: a caller's words become a query here.
+
+`plan`, `pareto`, `fits` and `serve` take a model (a value, a built-in name, a config.json or a folder with one),
+slices (values or names, one or several), what is particular to each, and keywords that they share: `QueryOptions` and
+`SearchOptions` of `planner.query.query` say what each means. In place of all that they take one `Query`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from mesh.slices import Slice
-from planner.best.replicas import batches_per_slice, replicated
-from planner.best.solve import make_plan
 from planner.plan.accuracy import slice_at
-from planner.plan.layout_file import price_given
 from planner.plan.planfile import PlanFile
-from planner.query.request import Request
-from planner.query.requested import AUTO, BATCHES, fixed_of, model_of, programs_of, work_of
-from planner.query.slices import chosen_slices, named_slice
-from planner.query.targets import Prices, Targets
-from planner.version import VERSION
-from strategies.book.rooftable import RooflineTable, roofline_table
+from planner.query.query import (
+    EXHAUSTIVE,
+    Batch,
+    Given,
+    Progress,
+    Query,
+    QueryOptions,
+    SearchOptions,
+    batches_of,
+    model_of,
+    programs_of,
+    query_of,
+    silent,
+)
+from planner.query.slices import named_slice
 from strategies.models.models import Model
 
-CONTEXT = 8192
+if TYPE_CHECKING:
+    from planner.fits.fits import Fits
+    from planner.plan.file_fleet import Traffic
+    from strategies.book.rooftable import RooflineTable
+
+Named = Model | str | Path
+Slices = Sequence[Slice | str] | Slice | str
+
+
+class BestOptions(QueryOptions, total=False):
+    """Keywords of `plan` besides those of `QueryOptions`.
+
+    num_slices: equal slices joined by DCN, over which each batch is cut (data parallel).
+    solver: "exhaustive", or "cp-sat": the best of each slice and batch proved by CP-SAT, without runners-up.
+    solver_seconds: the limit of each such proof; None: no limit.
+    """
+
+    num_slices: int
+    solver: str
+    solver_seconds: float | None
 
 
 def plan(
-    model: Model | str | Path,
-    slices: Sequence[Slice | str] | Slice | str = (),
+    model: Named | Query,
+    slices: Slices = (),
     *,
-    chips: Sequence[str] | str = (),
-    chip_counts: tuple[int, int | None] | None = None,
-    phase: str = "decode",
-    batches: Sequence[int] | str | None = None,
-    context: int = CONTEXT,
-    weights: str = "bf16",
-    kv: str = "bf16",
-    activations: str = "bf16",
-    compute: str | None = None,
     objective: str = "throughput",
-    fix: Mapping[str, Mapping[str, str]] | None = None,
-    programs: Sequence[str | Path] = (),
     top: int = 5,
-    num_slices: int = 1,
-    solver: str = "exhaustive",
-    solver_seconds: float | None = None,
-    targets: Targets | None = None,
-    prices: Prices | None = None,
-    cuts: str = "two",
-    workers: int | None = None,
-    chip_file: str | Path | None = None,
-    constants: str = "chip",
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = silent,
+    **options: Unpack[BestOptions],
 ) -> PlanFile:
-    """The best layouts of a model on one or several slices, best first.
+    """Find the best layouts of a model on one or several slices, best first.
 
-    `slices` are those named; `chips` adds every legal slice of these with a number of chips in `chip_counts` (ends
-    included; None: no end), and then only the best batch of each slice has a plan. `batches` "auto": powers of two and
-    the largest that fits each slice. Plans meet all `targets`; `prices` are dollars per chip and hour, by chip name.
-    `cuts`: how torus axes are cut, see `planner.search.meshes`; `workers`: processes (None: one per core).
-    `compute` defaults to the activations' dtype; `fix` holds the role that a torus axis must have by component and
-    axis, as in {"attention": {"Z": "B"}}; `programs` are `.layout` files whose programs join the search; slices of the
-    chip in `chip_file` are known, too. `constants`: what estimates take programs to reach: "chip" (the chip's own),
-    "data-sheet", or the name of a data set to which they were fitted. `solver` "cp-sat" proves the best of each slice
-    and batch by CP-SAT, without runners-up, each within `solver_seconds` (None: no limit).
-    `num_slices`: equal slices joined by DCN, over which each batch is cut (data parallel).
-    Raises InputError on bad input and NothingFits where no layout fits.
+    `plan("llama-3.1-70b", "v5e:4x4", batch=64, weights="int8")`. With `chips` only the best batch of each slice has a
+    plan. `objective`: "throughput" (tokens per second and chip), "latency" (seconds of a step) or "cost" (needs
+    `prices`). `top`: plans of the best one's slice and batch, itself included. `options`: see `BestOptions`.
+    Raises InputError on bad input, and NothingFits where no layout fits or none meets the targets.
     """
-    named = [slices] if isinstance(slices, str | Slice) else slices
-    targets = targets or Targets()
-    auto = batches == AUTO
-    counted = batches_per_slice(batches or (), num_slices) if not isinstance(batches, str) else ()
-    request = Request(
-        model=model_of(model),
-        slices=chosen_slices(
-            named,
-            [chips] if isinstance(chips, str) else chips,
-            chip_counts,
-            chip_file=chip_file,
-            constants=constants,
-            most_chips=targets.max_chips,
-        ),
-        work=work_of(phase, (1,) if auto else counted or None, context, weights, kv, activations, compute),
-        targets=targets,
-        prices=prices or {},
-        cuts=cuts,
-        auto=auto,
-        per_slice=bool(chips),
-        workers=workers,
+    from planner.best.solve import make_plan
+
+    if isinstance(model, Query):
+        return make_plan(model, progress)
+    given = dict(options)
+    num_slices = options.get("num_slices", 1)
+    batch = options.get("batch")
+    if num_slices != 1 and batch is not None and not isinstance(batch, str):
+        from planner.best.replicas import batches_per_slice
+
+        given["batch"] = batches_per_slice(batches_of(batch, "")[0], num_slices)
+    query = query_of(
+        model,
+        slices,
+        given,
         objective=objective,
         top=top,
-        solver=solver,
-        solver_seconds=solver_seconds,
-        fixed=fixed_of(fix),
-        programs=programs_of(programs),
+        per_slice=bool(options.get("chips")),
+        num_slices=num_slices,
+        solver=options.get("solver", EXHAUSTIVE),
+        solver_seconds=options.get("solver_seconds"),
     )
-    return replicated(make_plan(request, VERSION, progress), num_slices)
+    return make_plan(query, progress)
+
+
+def pareto(
+    model: Named | Query, slices: Slices = (), *, progress: Progress = silent, **options: Unpack[QueryOptions]
+) -> PlanFile:
+    """Find the frontier of latency, throughput per chip and (with `prices`) cost over slices and batches, by latency.
+
+    Its plans are the points, and `frontier` says what each is the best of and what was dominated. `batch` is "auto" by
+    default. Raises InputError on bad input and NothingFits where no layout fits or none meets the targets.
+    """
+    from planner.frontier.pareto import make_frontier
+
+    auto: QueryOptions = {"batch": "auto"}
+    query = model if isinstance(model, Query) else query_of(model, slices, auto | options)
+    return make_frontier(query, progress)
+
+
+def fits(
+    model: Named | Query, slices: Slices = (), *, progress: Progress = silent, **options: Unpack[QueryOptions]
+) -> Fits:
+    """Find the largest batch at `context` and the largest context at `batch` (1) of each slice, and the smallest.
+
+    Raises InputError on bad input.
+    """
+    from planner.fits.fits import make_fits
+
+    one: QueryOptions = {"batch": 1}
+    query = model if isinstance(model, Query) else query_of(model, slices, one | options)
+    return make_fits(query, progress)
+
+
+class ServeOptions(SearchOptions, total=False):
+    """Keywords of `serve` besides those of `SearchOptions`.
+
+    batch: sequences that a decode step holds, one number, several, or "auto".
+    prefill_batch: prompts that are prefilled together, one number or several.
+    objective: "throughput" (output tokens per second and chip), "latency" (seconds of a request) or "cost".
+    top: how many ways to serve; the best of every way is among them.
+    solver: "cp-sat": also pairs on one slice that share their weights, each solved within `solver_seconds`.
+    """
+
+    batch: Batch
+    prefill_batch: int | Sequence[int]
+    objective: str
+    top: int
+    solver: str
+    solver_seconds: float | None
+
+
+def serve(
+    model: Named,
+    slices: Slices = (),
+    *,
+    input_tokens: int,
+    output_tokens: int,
+    serving: Sequence[str] | None = None,
+    progress: Progress = silent,
+    **options: Unpack[ServeOptions],
+) -> PlanFile:
+    """Find the best ways to serve prompts of `input_tokens` with `output_tokens` each: `serving` of the plan file.
+
+    `serving`: some of "batched", "interleaved", "disaggregated"; None: all. Raises InputError on bad input and
+    NothingFits where no way to serve fits or meets the targets.
+    """
+    from planner.plan.file_serving import MODES
+    from planner.serve.query import ServeQuery
+    from planner.serve.serve import make_serving
+
+    given = dict(options)
+    prompts, _ = batches_of(given.pop("prefill_batch", None), "prefill")  # type: ignore[arg-type]
+    query = query_of(
+        model,
+        slices,
+        given,
+        objective=given.pop("objective", "throughput"),
+        top=given.pop("top", 5),
+        solver=given.pop("solver", EXHAUSTIVE),
+        solver_seconds=given.pop("solver_seconds", None),
+    )
+    modes = MODES if serving is None else tuple(dict.fromkeys(serving))
+    asked = ServeQuery(query=query, input=input_tokens, output=output_tokens, prefill_batches=prompts, modes=modes)
+    return make_serving(asked, progress)
+
+
+class FleetOptions(SearchOptions, total=False):
+    """Keywords of `fleet` besides those of `SearchOptions`.
+
+    prefill_batch: prompts that are prefilled together, one number or several.
+    decode_batch: sequences that a decode server holds, one number or several; by default powers of two and the
+        largest that fits.
+    utilisation: the share of each role's rate that the traffic may take.
+    solver_seconds: where CP-SAT is ended; its best so far counts.
+    """
+
+    prefill_batch: int | Sequence[int]
+    decode_batch: int | Sequence[int] | None
+    utilisation: float
+    solver_seconds: float | None
+
+
+def fleet(
+    model: Named,
+    quota: Mapping[str, int],
+    traffic: Traffic | Mapping[str, float],
+    *,
+    progress: Progress = silent,
+    **options: Unpack[FleetOptions],
+) -> PlanFile:
+    """Find the cheapest fleet of prefill and decode servers that serves the traffic: `fleet` of the plan file.
+
+    `quota`: chips by kind, as {"v5e": 256}; `traffic`: a `Traffic`, or {"requests_per_s": 20, "input": 2000,
+    "output": 300}; without `prices` the cheapest fleet has the fewest chips. An interrupt, or the end of
+    `solver_seconds`, gives the best so far: `fleet.proof` says so.
+    Raises InputError on bad input, and NoFleet (a NothingFits) where no fleet does it.
+    """
+    from planner.fleet.fleet import make_fleet
+    from planner.fleet.query import fleet_query
+
+    return make_fleet(fleet_query(model, quota, traffic, dict(options)), progress)
+
+
+class PriceOptions(TypedDict, total=False):
+    """Keywords of `price`: the step, its dtypes, the programs, and the chip; as in `QueryOptions`."""
+
+    phase: str
+    batch: int | Sequence[int] | None
+    context: int
+    weights: str
+    kv: str
+    activations: str
+    compute: str | None
+    programs: Sequence[str | Path]
+    chip_file: str | Path | None
+    constants: str
 
 
 def price(
-    model: Model | str | Path,
-    slice_: Slice | str,
-    layout: str | Path,
-    *,
-    pick: int = 1,
-    phase: str = "decode",
-    batches: Sequence[int] | None = None,
-    context: int = CONTEXT,
-    weights: str = "bf16",
-    kv: str = "bf16",
-    activations: str = "bf16",
-    compute: str | None = None,
-    programs: Sequence[str | Path] = (),
-    chip_file: str | Path | None = None,
-    constants: str = "chip",
+    model: Named, slice_: Slice | str, layout: str | Path, *, pick: int = 1, **options: Unpack[PriceOptions]
 ) -> PlanFile:
-    """One given layout, priced without a search: a layout file, or plan number `pick` of a plan file.
+    """Price one given layout without a search: that of a layout file, or of plan number `pick` of a plan file.
 
     Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
+    Raises InputError on bad input, and where the layout is none of this model and slice.
     """
-    work = work_of(phase, batches, context, weights, kv, activations, compute)
-    slice_ = slice_at(named_slice(slice_, chip_file), constants)
-    return price_given(model_of(model), slice_, work, Path(layout), programs_of(programs), VERSION, pick)
+    from planner.plan.layout_file import price_given
+
+    given = Given(options)
+    work, _ = given.work()
+    at = slice_at(named_slice(slice_, given.take("chip_file")), given.take("constants") or "chip")
+    programs = programs_of(given.take("programs") or ())
+    given.finish()
+    return price_given(model_of(model), at, work, Path(layout), programs, pick)
 
 
-def roofline(
-    model: Model | str | Path,
-    slice_: Slice | str,
-    *,
-    batches: Sequence[int] = BATCHES["decode"],
-    context: int = CONTEXT,
-    weights: str = "bf16",
-    kv: str = "bf16",
-    compute: str = "bf16",
-    kv_heads: int | None = None,
-    chip_file: str | Path | None = None,
-) -> RooflineTable:
-    """The chapter's step-time table: everything cut evenly, ICI free. `kv_heads` changes the cache only."""
-    work = work_of("decode", batches, context, weights, kv, "bf16", compute)
+class RooflineOptions(TypedDict, total=False):
+    """Keywords of `roofline`; `kv_heads` changes the cache only, all else is as in `QueryOptions`."""
+
+    batch: int | Sequence[int] | None
+    context: int
+    weights: str
+    kv: str
+    compute: str | None
+    chip_file: str | Path | None
+    kv_heads: int | None
+
+
+def roofline(model: Named, slice_: Slice | str, **options: Unpack[RooflineOptions]) -> RooflineTable:
+    """Compute the chapter's step-time table: everything cut evenly, ICI free. Raises InputError on bad input."""
+    from strategies.book.rooftable import roofline_table
+
+    given = Given(options)
+    work, _ = given.work()
+    at, kv_heads = named_slice(slice_, given.take("chip_file")), given.take("kv_heads")
+    given.finish()
     return roofline_table(
         model_of(model),
-        named_slice(slice_, chip_file),
+        at,
         context=work.context,
         batches=work.batches,
-        weights=weights,
-        kv=kv,
-        compute=compute,
+        weights=work.dtypes.weights,
+        kv=work.dtypes.kv,
+        compute=work.dtypes.compute,
         kv_heads=kv_heads,
     )

@@ -23,7 +23,7 @@ from meshwright.options import (
     WEIGHTS,
     format_of,
 )
-from meshwright.output import show, show_plans
+from meshwright.output import check_output, finish, show
 from meshwright.parsing import whole
 
 
@@ -67,13 +67,12 @@ def chips(*, name: str | None, style: str) -> None:
     CHIP_FILE,
     format_of(),
 )
-def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style: str, **given: Any) -> None:
+def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
     from meshwright.reports import roofline as report_roofline
     from planner import api
-    from planner.query.requested import BATCHES
 
-    table = api.roofline(model, slice_, batches=batches or BATCHES["decode"], **given)
+    table = api.roofline(model, slice_, **given)
     show(table, lambda: report_roofline.report(table), style)
 
 
@@ -93,9 +92,14 @@ def roofline(*, model: str, slice_: str, batches: tuple[int, ...] | None, style:
 )
 def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
     """Price one given layout, without a search."""
+    from meshwright.commands.plan import ended
+    from meshwright.reports.plan import report
     from planner import api
 
-    return show_plans(api.price(model, slice_, layout, **given), style, output)
+    check_output(output)
+    found = api.price(model, slice_, layout, **given)
+    finish(found, lambda: report(found), style, output)
+    return ended(found)
 
 
 @command(PLAN_FILE, PICK, format_of())

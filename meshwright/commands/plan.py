@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from meshwright.asked import Asked, searching
-from meshwright.commandline import option
-from meshwright.commands.serve import SERVING, PlanOptions, only_serving, output_file, serve_command
+from meshwright.commandline import choice, option
 from meshwright.options import (
     BATCHES_OR_AUTO,
     CONSTANTS,
     CUTS,
     DTYPES,
     FILES,
+    FIX,
     GOALS,
     MODEL,
     PHASE,
     PROGRESS,
     SLICES,
     WORKERS,
+    Asked,
+    counts,
     format_of,
+    searching,
 )
-from meshwright.output import INTERRUPTED, progress_line, show_nothing, show_plans
-from meshwright.parsing import fixed_roles, number, one_of, whole
+from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing, show_nothing
+from meshwright.parsing import number, one_of, whole
+
+if TYPE_CHECKING:
+    from planner.plan.planfile import PlanFile
 
 PHASES = ("decode", "prefill", "serve")
-CONTEXT = 8192
+SERVING = {
+    "input_tokens": option("--input input_tokens", "TOKENS", "--phase serve: tokens of each prompt.", read=whole),
+    "serving": option(
+        "--serving",
+        "batched|interleaved|disaggregated|all",
+        "--phase serve: which ways; default: all.",
+        many=True,
+    ),
+    "prefill_batch": option(
+        "--prefill-batch",
+        "N[,N...]",
+        "--phase serve: prompts; default 1,2,4,8,16.",
+        many=True,
+        read=counts,
+    ),
+}
+"""Options of `--phase serve` alone, by keyword."""
+NUM_SLICES = option(
+    "--num-slices",
+    "N",
+    "Equal slices joined by DCN; each batch is cut over them, data parallel.",
+    default="1",
+    read=whole,
+)
 
 
 @searching(
@@ -39,14 +68,14 @@ CONTEXT = 8192
     option(
         "--objective", "latency|throughput|cost", "Throughput is per chip; cost needs a price.", default="throughput"
     ),
-    option("--fix", "COMPONENT=AXIS:ROLE,...", "Roles that torus axes must have: attention=Z:B,Y:K.", many=True),
+    FIX,
     *FILES,
     CONSTANTS,
     option("--top", "N", "How many of the best one's slice and batch, itself included; default 5.", read=whole),
     *GOALS,
     *CUTS,
     WORKERS,
-    option("--solver", "exhaustive|cp-sat", "What finds the best and proves it.", default="exhaustive"),
+    choice("--solver", ("exhaustive", "cp-sat"), "What finds the best and proves it.", default="exhaustive"),
     option(
         "--solver-seconds",
         "S",
@@ -54,7 +83,8 @@ CONTEXT = 8192
         read=number,
     ),
     PROGRESS,
-    *SERVING,
+    *SERVING.values(),
+    NUM_SLICES,
     option(
         "-o --output outputs",
         "FILE|TOKENS",
@@ -63,41 +93,46 @@ CONTEXT = 8192
     ),
     format_of(),
 )
-def plan(asked: Asked, **given: Any) -> int:
+def plan(asked: Asked, outputs: tuple[str, ...]) -> int:
     """Find the best layouts of a model on one or several slices, and say why they are."""
-    options = PlanOptions(**given)
-    one_of("--phase", options.phase, PHASES)
-    only_serving(options)
-    return serve_command(asked, options) if options.phase == "serve" else _plan(asked, options)
+    if one_of("--phase", asked.options["phase"], PHASES) == "serve":
+        from meshwright.commands.serve import serve
+
+        return serve(asked, outputs)
+    for name, declared in SERVING.items():
+        if name in asked.options:
+            raise InputError(f"{declared.opts[0]} belongs to --phase serve; the phase is {asked.options['phase']}")
+    top = asked.options.get("top", 1)
+    if asked.options["solver"] == "cp-sat" and top > 1:
+        raise InputError(f"--top {top}: --solver cp-sat proves the best alone; expected --top 1, or no --solver")
+    output = one_file(outputs)
+    check_output(output)
+    return _plan(asked, output)
 
 
-def _plan(asked: Asked, options: PlanOptions) -> int:
-    from planner import api
-    from planner.best.solve import INTERRUPTED as STOPPED
-    from planner.best.solve import NothingFits
+def _plan(asked: Asked, output: str | None) -> int:
+    from meshwright.reports.plan import report
+    from planner.api import plan as run
+    from planner.best.nothing import NothingFits
 
-    if options.solver == "cp-sat" and options.top is not None and options.top > 1:
-        raise InputError(
-            f"--top {options.top}: --solver cp-sat proves the best alone; expected --top 1, or no --solver"
-        )
-    file = output_file(options.outputs)
     try:
         with progress_line(asked.progress) as say:
-            found = api.plan(
-                asked.model,
-                phase=options.phase,
-                batches=options.batches,
-                context=CONTEXT if options.context is None else options.context,
-                fix=fixed_roles(options.fix),
-                num_slices=options.num_slices,
-                progress=say,
-                **options.best,
-                **asked.where,
-                **asked.how,
-                **asked.goals,
-            )
+            found = run(asked.model, asked.slices, progress=say, **asked.options)
     except NothingFits as nothing:
-        return show_nothing(nothing, options.style)
-    code = show_plans(found, options.style, file)
-    stopped = found.search.proved_optimal == STOPPED or (found.solver is not None and found.solver.interrupted)
-    return INTERRUPTED if stopped else code
+        return show_nothing(nothing, asked.style)
+    finish(found, lambda: report(found), asked.style, output)
+    return ended(found)
+
+
+def ended(found: PlanFile) -> int:
+    """The exit code of an answer: 1 where none of its layouts fits."""
+    if found.interrupted:
+        return INTERRUPTED
+    return 0 if any(plan.fits for plan in found.plans) else say_nothing("this layout does not fit at any batch")
+
+
+def one_file(outputs: Sequence[str]) -> str | None:
+    """The one file to write, or none."""
+    if len(outputs) > 1:
+        raise InputError(f"--output {' '.join(outputs)}: expected one file")
+    return outputs[0] if outputs else None

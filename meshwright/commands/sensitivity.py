@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from meshwright.commandline import command, option
 from meshwright.options import CUTS, FILES, FIX, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
-from meshwright.output import progress_line, show
+from meshwright.output import check_output, finish, progress_line
 from meshwright.parsing import cuts_of, number
 
 
@@ -22,39 +21,13 @@ from meshwright.parsing import cuts_of, number
     OUTPUT,
     format_of(),
 )
-def sensitivity(
-    *,
-    file: str,
-    pick: int,
-    swing: float,
-    fix: Mapping[str, Mapping[str, str]],
-    programs: tuple[str, ...],
-    chip_file: str | None,
-    cuts: str,
-    whole_axes: bool,
-    progress: str,
-    output: str | None,
-    style: str,
-) -> None:
+def sensitivity(*, file: str, progress: str, output: str | None, style: str, **given: Any) -> None:
     """Say what a little less or more of each hardware number does to a plan's choice."""
     from meshwright.reports.sensitivity import report
-    from planner.files import check_writable, write_whole
-    from planner.plan.planfile import encode
     from planner.sensitivity.sensitivity import sensitivity as run
 
-    if output is not None:
-        check_writable(Path(output))
+    given["cuts"] = cuts_of(given.pop("cuts"), given.pop("whole_axes"))
+    check_output(output)
     with progress_line(progress) as say:
-        found = run(
-            file,
-            pick=pick,
-            swing=swing,
-            fix=fix,
-            programs=programs,
-            cuts=cuts_of(cuts, whole_axes),
-            chip_file=chip_file,
-            progress=say,
-        )
-    if output is not None:
-        write_whole(Path(output), encode(found))
-    show(found, lambda: report(found), style)
+        found = run(file, progress=say, **given)
+    finish(found, lambda: report(found), style, output)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.commandline import choice, command, option
 from meshwright.options import format_of
-from meshwright.output import progress_line, write
+from meshwright.output import as_text, progress_line, write
 from meshwright.parsing import words
 
 if TYPE_CHECKING:
@@ -49,11 +49,10 @@ def validate(
 
 def _encoded(found: Validation, style: str) -> bytes:
     """The findings as text of that format."""
-    from meshwright.reports.text import render
     from meshwright.reports.validate import report
     from meshwright.reports.validate_plot import svg
     from planner.plan.planfile import encode
 
     if style == "svg":
         return svg(found)
-    return encode(found) if style == "json" else render(report(found), style).encode("utf-8", "backslashreplace")
+    return encode(found) if style == "json" else as_text(report(found), style)

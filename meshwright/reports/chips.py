@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from mesh.chips import Chip
 from mesh.slices import Slice, slices_of
-from meshwright.reports.text import Block, Lines, Table, digits, gb
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb
 
 _TERA = 1e12
 

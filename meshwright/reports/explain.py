@@ -8,7 +8,8 @@ from math import prod
 
 from mesh.errors import InputError
 from meshwright.reports.plan import assignment_text, bound_text, details, plan_table, title
-from meshwright.reports.text import GB, Block, Lines, Table, digits, ms, us
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import GB, digits, ms, us
 from planner.plan.compare import hidden_s
 from planner.plan.plan import LayoutOf, Memory, Plan, StepPlan, TensorSpec
 from strategies.models.workload import Workload, layer_dims, vocab_dims

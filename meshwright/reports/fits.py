@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.reports.text import Block, Lines, Table, gb
+from meshwright.reports.text import Block, Lines, Table
 from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
+from planner.numbers import gb
 from planner.plan.roles_text import roles_over
 
 

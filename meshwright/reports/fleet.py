@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.reports.plan import layout_text, mesh_text
-from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb, ms
 from planner.plan.file_fleet import Fleet, FleetMember
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile

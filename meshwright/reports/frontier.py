@@ -15,7 +15,8 @@ from meshwright.reports.plan import (
     targets_text,
     title,
 )
-from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb, ms
 from planner.plan.file_frontier import COST, Frontier, Point
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.reports.plan import rejected_table
 from meshwright.reports.text import Block
-from planner.best.solve import NothingFits
+from planner.best.nothing import NothingFits
 from planner.plan.planfile import SCHEMA
 from planner.version import VERSION
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 
-from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb, ms
 from planner.plan.compare import QUANTITIES, Comparison, compare
 from planner.plan.plan import Constant, LayoutOf, Plan
 from planner.plan.planfile import PlanFile, Rejected
-from planner.query.targets import Prices, dollars_per_million_tokens, price_of
+from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = ("attention", "MLP")
 _IN_COLUMN = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
-_OBJECTIVES = {
-    "throughput": "; most tokens per second and chip first",
-    "latency": "; shortest step first",
-    "cost": "; cheapest tokens first",
-    "given": "; the layout that was given",
+_TITLES = {name: f"; {objective.title}" for name, objective in OBJECTIVES.items()} | {
+    "given": "; the layout that was given"
 }
 
 
@@ -42,7 +40,7 @@ def title(plan: Plan, objective: str) -> str:
     held = "tokens in each cache" if plan.phase == "decode" else "tokens in each prompt"
     return (
         f"{plan.model.name}, {plan.phase}, {plan.context} {held}; weights {d.weights}, KV cache {d.kv}, activations "
-        f"{d.activations}, compute {d.compute}{_OBJECTIVES.get(objective, '')}"
+        f"{d.activations}, compute {d.compute}{_TITLES.get(objective, '')}"
     )
 
 
@@ -197,13 +195,8 @@ def _over_memory(file: PlanFile) -> list[str]:
         f"batch {plan.batch} does not fit: it needs {gb(plan.memory.total_bytes)} GB per device, and "
         f"{gb(plan.memory.usable_bytes)} GB are usable"
         for plan in file.plans
-        if not fits(plan)
+        if not plan.fits
     ]
-
-
-def fits(plan: Plan) -> bool:
-    """Whether the plan's bytes are within usable HBM."""
-    return plan.memory.total_bytes <= plan.memory.usable_bytes
 
 
 def rejected_table(rejected: Sequence[Rejected]) -> Table:

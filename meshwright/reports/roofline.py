@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb, ms
 from strategies.book.rooftable import RooflineRow, RooflineTable
 
 _HEADERS = (

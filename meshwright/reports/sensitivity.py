@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.reports.text import Block, Lines, Table, digits, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, ms
 from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
 
 _HEADERS = (

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.reports.plan import constants_of, plan_table
-from meshwright.reports.text import Block, Lines, Table, digits, gb, ms
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits, gb, ms
 from planner.plan.file_proof import Proof
 from planner.plan.file_serving import Move, Serving, ServingEntry, Together
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile
 from planner.plan.transfer import Transfer
+from planner.query.targets import OBJECTIVES
 from planner.serve.rates import LEAST_EFFICIENCY
 from strategies.models.workload import CACHE_STEP
 
-_ORDER = {
-    "throughput": "most output tokens per second and chip first",
-    "latency": "shortest request first",
-    "cost": "cheapest output token first",
-}
 _ASSUMED = (
     "time to the first token ends with the first decode step; all outputs are equally long; worst: of requests that "
     "find a slot, for queues of uneven arrivals are left out",
@@ -56,7 +53,7 @@ def _title(file: PlanFile, serving: Serving) -> str:
     d = plan.dtypes
     return (
         f"{plan.model.name}, serving {serving.input} tokens in and {serving.output} out; weights {d.weights}, KV cache "
-        f"{d.kv}, activations {d.activations}, compute {d.compute}; {_ORDER.get(file.objective, file.objective)}"
+        f"{d.kv}, activations {d.activations}, compute {d.compute}; {OBJECTIVES[file.objective].serving_title}"
     )
 
 

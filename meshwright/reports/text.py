@@ -1,4 +1,4 @@
-"""Text for people: blocks (tables and lines) as plain text or Markdown, and numbers with few digits."""
+"""Text for people: blocks (tables and lines) as plain text or Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GB = 1e9
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?%?|-|")
 
 
@@ -74,35 +73,3 @@ def _cell(text: str, markdown: bool, code: bool) -> str:
 
 def _alignment(rows: Sequence[Sequence[str]], column: int) -> str:
     return "right" if all(_NUMBER.fullmatch(row[column]) for row in rows) else "left"
-
-
-def digits(value: float, most: int = 4) -> str:
-    """A number with `most` significant digits, never in scientific form between 1e-4 and 1e15; `-` for 0.
-
-    >>> digits(15.96631), digits(0.0123456), digits(53121318912), digits(0)
-    ('15.97', '0.01235', '53,121,318,912', '-')
-    """
-    if value == 0:
-        return "-"
-    if abs(float(f"{value:.{most}g}")) >= 10 ** (most - 1):
-        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.{most - 1}e}"
-    return f"{value:#.{most}g}".rstrip(".") if abs(value) >= 1e-4 else f"{value:.{most - 1}e}"
-
-
-def ms(seconds: float) -> str:
-    """Milliseconds."""
-    return digits(seconds * 1e3)
-
-
-def us(seconds: float) -> str:
-    """Microseconds."""
-    return digits(seconds * 1e6)
-
-
-def gb(nbytes: float) -> str:
-    """GB of 1e9 bytes, to 10 MB.
-
-    >>> gb(16911433728)
-    '16.91'
-    """
-    return f"{nbytes / GB:,.2f}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mesh.chips import Reached
-from meshwright.reports.text import Block, Lines, Table, digits
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits
 from planner.validate.scores import (
     CALIBRATED,
     CHIP,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from executor.levels.verdict import FAILED, SKIPPED, TOLD, Level, Report
-from meshwright.reports.text import Block, Lines, Table, digits
+from meshwright.reports.text import Block, Lines, Table
+from planner.numbers import digits
 
 
 def blocks(report: Report) -> Sequence[Block]:

@@ -13,10 +13,10 @@ from mesh.chips import chip_names, load_chip
 from mesh.errors import InputError
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile
+from planner.query.query import MOST_SLICES
 
 TOKEN_BYTES = 4
 """Of a token's id, int32."""
-MOST_SLICES = 100_000
 
 
 def batches_per_slice(batches: Sequence[int], num_slices: int) -> tuple[int, ...]:

@@ -1,32 +1,76 @@
-"""A sweep: the best layout of every slice and batch that a request names; questions across slices start from it."""
+"""A sweep: the best layout of every slice and batch of a query; questions across slices start from it."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
 from mesh.slices import Slice
-from planner.best.candidate import Candidate, Sweep, problem_of
+from planner.candidate import Candidate, problem_of
 from planner.parallel import in_parallel
-from planner.query.request import CP_SAT, Progress, Request
+from planner.plan.file_proof import Solver, proved
+from planner.plan.planfile import INTERRUPTED, Search
+from planner.query.query import CP_SAT, EXHAUSTIVE, Progress, Query, silent
 from planner.search.meshes import meshes
 from planner.search.problem import Found, Problem
 from planner.search.residuals import CODES
 from planner.search.search import search
 
 
-def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
-    """Search every slice and batch of the request; by slice, then batch.
+@dataclass(frozen=True)
+class Sweep:
+    """What was found by slice name, and the best candidate of every slice and batch that has one.
+
+    `solver`: what CP-SAT proved, where it chose; None: the search was exhaustive. `interrupted`: not all was searched.
+    """
+
+    found: Mapping[str, Found]
+    bests: tuple[Candidate, ...]
+    solver: Solver | None = None
+    interrupted: bool = False
+
+    def covered(self, started: float, searched: float, again: Found | None = None) -> Search:
+        """What was searched, as the plan file says it.
+
+        `started`, `searched`: `time.perf_counter()` at the start and when the search was over; `again`: a second
+        search, for the runners-up.
+        """
+        how = proved(self.solver) if self.solver else EXHAUSTIVE
+        found = self.found.values()
+        return covered(found, started, INTERRUPTED if self.interrupted and not self.solver else how, searched, again)
+
+
+def covered(
+    found: Iterable[Found], started: float, proved_by: str, searched: float | None = None, again: Found | None = None
+) -> Search:
+    """What searches covered, as the plan file says it; without `searched` no evaluations per second are said."""
+    found = tuple(found)
+    evaluations = sum(one.evaluations for one in found)
+    return Search(
+        candidates=sum(one.candidates for one in found),
+        evaluations=evaluations + (again.evaluations if again else 0),
+        wall_s=time.perf_counter() - started,
+        proved_optimal=proved_by,
+        evaluations_per_s=0.0 if searched is None else evaluations / max(searched - started, 1e-9),
+    )
+
+
+def sweep(query: Query, progress: Progress = silent) -> Sweep:
+    """Search every slice and batch of the query; by slice, then batch.
 
     An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
     """
-    if request.solver == CP_SAT:
-        from planner.cpsat.sweep import sweep_coupled
+    if query.solver == CP_SAT:
+        from planner.best.cpsat_sweep import sweep_coupled
 
-        return sweep_coupled(request, progress)
+        return sweep_coupled(query, progress)
     problems: list[Problem] = []
     found: dict[str, Found] = {}
     try:
-        asked = [(request, slice_) for slice_ in request.slices]
-        results = in_parallel(asked, search_slice, request.workers, _work)
-        for slice_ in request.slices:
+        asked = [(query, slice_) for slice_ in query.slices]
+        results = in_parallel(asked, search_slice, query.workers, _work)
+        for slice_ in query.slices:
             progress(f"searching {slice_.name}")
             problem, one = next(results)
             problems.append(problem)
@@ -42,17 +86,17 @@ def sweep(request: Request, progress: Progress = lambda _: None) -> Sweep:
         for choices in found[problem.slice_.name].choices.values()
         for c in choices[:1]
     ]
-    interrupted = len(found) < len(request.slices) or any(one.interrupted for one in found.values())
+    interrupted = len(found) < len(query.slices) or any(one.interrupted for one in found.values())
     return Sweep(found, tuple(bests), interrupted=interrupted)
 
 
-def _work(asked: tuple[Request, Slice]) -> float:
+def _work(asked: tuple[Query, Slice]) -> float:
     """About how long the search of a slice takes, in some unit: as long as it has residuals, over all meshes."""
-    request, slice_ = asked
-    return float(sum(len(CODES) ** len(mesh) for mesh in meshes(slice_, request.cuts)))
+    query, slice_ = asked
+    return float(sum(len(CODES) ** len(mesh) for mesh in meshes(slice_, query.cuts)))
 
 
-def search_slice(asked: tuple[Request, Slice]) -> tuple[Problem, Found]:
+def search_slice(asked: tuple[Query, Slice]) -> tuple[Problem, Found]:
     """A slice's problem and the best layout of every batch."""
     problem = problem_of(*asked)
     return problem, search_best(problem)

@@ -30,7 +30,7 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.best.candidate import Candidate, price_candidate
+from planner.candidate import Candidate, price_candidate
 from planner.cpsat.phase_rows import Side, by_place, least_by_cut, same_mesh, sides_of
 from planner.cpsat.rows import SLACK, boards
 from planner.cpsat.solver import Ended, run
@@ -38,7 +38,7 @@ from planner.cpsat.specs import Stored
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
 from planner.plan.layout import NAMES, Assigned, Layout
 from planner.plan.plan import Plan, TensorSpec
-from planner.query.request import CP_SAT, Request, check_solver
+from planner.query.query import CP_SAT, Query, check_solver
 from planner.search.problem import Found, make_problem
 from strategies.models.workload import LARGEST_CONTEXT, check_count
 
@@ -48,6 +48,10 @@ if TYPE_CHECKING:
 CACHES = ("resharded", "equal")
 GROWTH = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, np.inf)
 """Limits that are tried, as multiples of the least that a pair could cost: the first that a pair meets proves it."""
+
+
+class NoPairInTime(InputError):
+    """The time limit of a pair's search ended it before any pair was found."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class _Best:
 
 
 def shared_pair(
-    prefill: Request,
-    decode: Request,
+    prefill: Query,
+    decode: Query,
     slice_: Slice,
     *,
     output: int,
@@ -120,7 +124,7 @@ def shared_pair(
     return candidates[0], candidates[1], search.proof()
 
 
-def _check(prefill: Request, decode: Request, output: int, cache: str, seconds: float | None) -> None:
+def _check(prefill: Query, decode: Query, output: int, cache: str, seconds: float | None) -> None:
     check_solver(CP_SAT, seconds)
     check_count("output", output, LARGEST_CONTEXT)
     if cache not in CACHES:
@@ -217,7 +221,9 @@ class _Search:
         if self.best is None and self.interrupted:
             raise KeyboardInterrupt
         if self.best is None and self.cut_short:
-            raise InputError(f"--solver-seconds {self.seconds:g}: no pair was found in so short a time; give it more")
+            raise NoPairInTime(
+                f"solver_seconds {self.seconds:g}: no pair was found in so short a time; give it more", "solver_seconds"
+            )
         return self.best
 
     def proof(self) -> Proof:

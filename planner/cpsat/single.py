@@ -25,7 +25,7 @@ from mesh.errors import InputError
 from planner.cpsat.rows import SLACK, Block, Reduced, all_rows, boards, reduce_blocks
 from planner.cpsat.solver import Ended, Scale, run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
-from planner.query.request import CP_SAT, check_solver
+from planner.query.query import CP_SAT, check_solver
 from planner.search.mesh_search import Board
 from planner.search.problem import Choice, Found, Problem, order_key
 

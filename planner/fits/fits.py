@@ -6,26 +6,22 @@ of those the search's tables have, one that takes about the least bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
-
-import msgspec
 
 from mesh.slices import Slice
 from planner.parallel import in_parallel
 from planner.plan.layout import from_choice
 from planner.plan.plan import LayoutOf, Memory, MeshAxes, Plan, Value
 from planner.plan.pricing import price_layout
-from planner.query.request import Progress, Request
-from planner.query.requested import request_of
+from planner.query.query import Progress, Query, silent
+from planner.query.slices import in_order
 from planner.search.footprint import Footprints, Key
 from planner.search.largest import batch_key, context_key, largest_batch, largest_context
 from planner.search.problem import Choice, Problem, make_problem
 from planner.search.search import columns
 from planner.version import VERSION
-from strategies.models.models import Model
 from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
 
 SCHEMA = "meshwright.fits/1"
@@ -79,56 +75,15 @@ class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     interrupted: bool = False
 
 
-def fits(
-    model: Model | str | Path,
-    slices: Sequence[Slice | str] | Slice | str = (),
-    *,
-    chips: Sequence[str] | str = (),
-    chip_counts: tuple[int, int | None] | None = None,
-    phase: str = "decode",
-    batch: int = 1,
-    context: int = 8192,
-    weights: str = "bf16",
-    kv: str = "bf16",
-    activations: str = "bf16",
-    compute: str | None = None,
-    fix: Mapping[str, Mapping[str, str]] | None = None,
-    programs: Sequence[str | Path] = (),
-    cuts: str = "two",
-    workers: int | None = None,
-    chip_file: str | Path | None = None,
-    progress: Progress = lambda _: None,
-) -> Fits:
-    """The largest batch at `context` and the largest context at `batch` of each slice, and the smallest for both.
-
-    All else is as in `plan`. Raises `InputError` on bad input.
-    """
-    request = request_of(
-        model,
-        slices,
-        chips=chips,
-        chip_counts=chip_counts,
-        phase=phase,
-        batches=(batch,),
-        context=context,
-        dtypes=(weights, kv, activations, compute),
-        fix=fix,
-        programs=programs,
-        cuts=cuts,
-        workers=workers,
-        chip_file=chip_file,
-    )
-    return make_fits(request, VERSION, progress)
-
-
-def make_fits(request: Request, version: str, progress: Progress = lambda _: None) -> Fits:
-    """The largest batch at the request's context and the largest context at its one batch, on each of its slices.
+def make_fits(query: Query, progress: Progress = silent) -> Fits:
+    """The largest batch at the query's context and the largest context at its one batch, on each of its slices.
 
     An interrupt leaves the slices that were filled; a `KeyboardInterrupt` where there is none.
     """
+    query = replace(query, slices=in_order(query.slices))
     rows: list[SliceFits] = []
     try:
-        for row in in_parallel([(request, slice_) for slice_ in request.slices], fits_of_slice, request.workers):
+        for row in in_parallel([(query, slice_) for slice_ in query.slices], fits_of_slice, query.workers):
             progress(f"filled {row.slice}")
             rows.append(row)
     except KeyboardInterrupt:
@@ -137,30 +92,30 @@ def make_fits(request: Request, version: str, progress: Progress = lambda _: Non
     fitting = [row for row in rows if row.fits]
     return Fits(
         schema=SCHEMA,
-        tool_version=version,
-        model=request.model.name,
-        phase=request.work.phase,
-        batch=request.work.batches[0],
-        context=request.work.context,
-        dtypes=request.work.dtypes,
+        tool_version=VERSION,
+        model=query.model.name,
+        phase=query.work.phase,
+        batch=query.work.batches[0],
+        context=query.work.context,
+        dtypes=query.work.dtypes,
         smallest=min(fitting, key=lambda row: (row.chips, row.slice)).slice if fitting else None,
         slices=tuple(rows),
-        interrupted=len(rows) < len(request.slices),
+        interrupted=len(rows) < len(query.slices),
     )
 
 
-def fits_of_slice(asked: tuple[Request, Slice]) -> SliceFits:
+def fits_of_slice(asked: tuple[Query, Slice]) -> SliceFits:
     """Both questions on one slice."""
-    request, slice_ = asked
-    batch, context = request.work.batches[0], request.work.context
-    prints = [Footprints(slice_, request.cuts) for _ in range(2)]
-    largest = largest_batch(request, slice_, prints[0])
+    query, slice_ = asked
+    batch, context = query.work.batches[0], query.work.context
+    prints = [Footprints(slice_, query.cuts) for _ in range(2)]
+    largest = largest_batch(query, slice_, prints[0])
     of_batch = _Question(
-        request, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest, prints[0]
+        query, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest, prints[0]
     )
-    longest = largest_context(request, slice_, batch, prints[1])
+    longest = largest_context(query, slice_, batch, prints[1])
     of_context = _Question(
-        request, slice_, lambda v: (batch, v), context_key(request, slice_), LARGEST_CONTEXT, longest, prints[1]
+        query, slice_, lambda v: (batch, v), context_key(query, slice_), LARGEST_CONTEXT, longest, prints[1]
     )
     return SliceFits(
         slice=slice_.name,
@@ -176,7 +131,7 @@ def fits_of_slice(asked: tuple[Request, Slice]) -> SliceFits:
 class _Question:
     """One question on one slice: `sizes` gives batch and context of a number, `key` the cuts that it admits."""
 
-    request: Request
+    query: Query
     slice_: Slice
     sizes: Callable[[int], tuple[int, int]]
     key: Callable[[int], Key]
@@ -228,7 +183,7 @@ class _Question:
         if found is None:
             return None
         problem = self._problem(*self.sizes(number))
-        layout, work, model = from_choice(found, problem.components), problem.work, self.request.model
+        layout, work, model = from_choice(found, problem.components), problem.work, self.query.model
         plan = price_layout(layout, self.slice_, model, work, found.batch, found.padded_batch, problem.fast)
         if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes:
             raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
@@ -240,5 +195,4 @@ class _Question:
         return self.footprints.need(asked, pairs).choice
 
     def _problem(self, batch: int, context: int) -> Problem:
-        work = msgspec.structs.replace(self.request.work, batches=(batch,), context=context)
-        return make_problem(replace(self.request, work=work), self.slice_)
+        return make_problem(self.query.at(batch, context=context), self.slice_)

@@ -7,11 +7,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from mesh.slices import Slice, slices_of
-from meshwright.reports.text import digits
 from planner.fleet.problem import ROLES, FleetProblem, Whole, whole_numbers
-from planner.fleet.request import FleetRequest
+from planner.fleet.query import FleetQuery
 from planner.fleet.servers import Offers, ttft_s
 from planner.fleet.solver import Answer, add_barred, add_demand, answer, chips_used
+from planner.numbers import digits
 from planner.search.footprint import Footprints
 from planner.search.problem import make_problem
 from planner.search.search import columns
@@ -23,26 +23,23 @@ _EFFORT = 10.0
 """Deterministic seconds of the solver for each question."""
 
 
-def why_not(request: FleetRequest, offers: Offers, problem: FleetProblem) -> str | None:
+def why_not(asked: FleetQuery, offers: Offers, problem: FleetProblem) -> str | None:
     """Why there can be no fleet whatever the quota: nothing fits a role, or nothing meets a target."""
     for role in ROLES:
         if role not in offers.shortest:
-            return _fits_nowhere(request, offers, role)
-    for role, option, most_s in (
-        ("prefill", "--max-ttft-ms", request.targets.max_ttft_s),
-        ("decode", "--max-step-ms", request.targets.max_step_s),
-    ):
-        if most_s is not None and not offers.of(role):
+            return _fits_nowhere(asked, offers, role)
+    targets = {target.field: target.says(limit) for target, limit in asked.query.targets.given()}
+    for role, field in (("prefill", "max_ttft_s"), ("decode", "max_step_s")):
+        if field in targets and not offers.of(role):
             step_s, name = offers.shortest[role]
-            asked = f"{option} {most_s * 1e3:g}"
-            return f"no slice of the quota meets {asked}: the shortest {role} step is {_ms(step_s)}, {name}"
+            return f"no slice of the quota meets {targets[field]}: the shortest {role} step is {_ms(step_s)}, {name}"
     pairs = [(prefill, decode) for prefill in offers.of("prefill") for decode in offers.of("decode")]
-    if request.targets.max_ttft_s is not None and len(problem.barred) == len(pairs):
-        per_s = request.traffic.requests_per_s
+    if "max_ttft_s" in targets and len(problem.barred) == len(pairs):
+        per_s = asked.traffic.requests_per_s
         least_s, *names = min((ttft_s(p, d, per_s), p.name, d.name) for p, d in pairs)
         return (
-            f"no two slices of the quota meet --max-ttft-ms {request.targets.max_ttft_s * 1e3:g}: the least time to "
-            f"the first token is {_ms(least_s)}, from {names[0]} to {names[1]}"
+            f"no two slices of the quota meet {targets['max_ttft_s']}: the least time to the first token is "
+            f"{_ms(least_s)}, from {names[0]} to {names[1]}"
         )
     return None
 
@@ -51,38 +48,38 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms"
 
 
-def _fits_nowhere(request: FleetRequest, offers: Offers, role: str) -> str:
+def _fits_nowhere(asked: FleetQuery, offers: Offers, role: str) -> str:
     """Which slice came closest to hold one batch of the role, and by how much it failed."""
     closest = []
-    for slice_ in request.slices:
+    for slice_ in asked.query.slices:
         least = offers.found[f"{slice_.name} {role}"].least_bytes
         usable = slice_.chip.usable_hbm_bytes_per_device
         closest += [(nbytes / usable, slice_.name, batch, nbytes, usable) for batch, nbytes in least.items()]
-    held = ", ".join(f"{chip}={n}" for chip, n in sorted(request.quota.items()))
-    text = f"no layout of {request.model.name} fits any slice of the quota {held} as a {role} server"
+    held = ", ".join(f"{chip}={n}" for chip, n in sorted(asked.quota.items()))
+    text = f"no layout of {asked.query.model.name} fits any slice of the quota {held} as a {role} server"
     if not closest:
         return f"{text}: its dims divide over none of them"
     _, name, batch, nbytes, usable = min(closest)
     return (
         f"{text}: the closest, {name} at batch {batch}, needs {nbytes / 1e9:.2f} GB per device at the least, and "
-        f"{usable / 1e9:.2f} GB are usable; {_larger(request, role)}"
+        f"{usable / 1e9:.2f} GB are usable; {_larger(asked, role)}"
     )
 
 
-def _larger(request: FleetRequest, role: str) -> str:
+def _larger(asked: FleetQuery, role: str) -> str:
     """The smallest slice beyond the quota, of each of its chips, on which one batch of the role fits."""
-    batch = min(request.prefill_batches if role == "prefill" else request.decode_batches or (1,))
+    batch = min(asked.prefill_batches if role == "prefill" else asked.decode_batches or (1,))
     found = []
-    for chip in dict.fromkeys(slice_.chip for slice_ in request.slices):
-        beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > request.quota[chip.name.lower()])
-        first = next((slice_ for slice_ in beyond if _fits(request, role, slice_, batch)), None)
+    for chip in dict.fromkeys(slice_.chip for slice_ in asked.query.slices):
+        beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > asked.quota[chip.name.lower()])
+        first = next((slice_ for slice_ in beyond if _fits(asked, role, slice_, batch)), None)
         if first is not None:
             found.append(f"{chip.name}={first.chips} ({first.name})")
     return f"it fits from {' or '.join(found)} on" if found else "no larger slice of these chips holds it either"
 
 
-def _fits(request: FleetRequest, role: str, slice_: Slice, batch: int) -> bool:
-    problem = make_problem(request.of(role, slice_, (batch,)), slice_)
+def _fits(asked: FleetQuery, role: str, slice_: Slice, batch: int) -> bool:
+    problem = make_problem(asked.of(role, slice_).at(batch), slice_)
     return Footprints(slice_).need(problem, columns((batch,), slice_.devices), batch).fits
 
 

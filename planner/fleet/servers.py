@@ -19,24 +19,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 
-import msgspec
-
 from mesh.slices import Slice
-from planner.best.candidate import Candidate, price_candidate
-from planner.best.sweep import search_best
+from planner.best.sweep import search_slice
+from planner.candidate import Candidate, price_candidate
 from planner.fleet.problem import ROLES, FleetProblem, Server, least_cost
-from planner.fleet.request import FleetRequest
+from planner.fleet.query import FleetQuery
 from planner.fleet.solver import cost_of_some_fleet
 from planner.parallel import in_parallel
 from planner.plan.plan import Plan
 from planner.plan.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
-from planner.query.request import Progress, Request
-from planner.search.largest import largest_batch
-from planner.search.problem import Found, Problem, make_problem
+from planner.query.query import Progress, Query
+from planner.search.problem import Found, Problem
 from planner.serve.rates import Steps, decode_rate, prefill_rate
 
 AT_ONCE = 2
@@ -81,102 +78,59 @@ class Offers:
         return [one for one in self.every if one.role == role]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A search of one slice in one role; `auto`: at all batches that fit, instead of the request's."""
-
-    request: Request
-    auto: bool
-
-    @property
-    def slice_(self) -> Slice:
-        """The one slice."""
-        return self.request.slices[0]
-
-    @property
-    def role(self) -> str:
-        """The phase."""
-        return self.request.work.phase
-
-
-def find_offers(request: FleetRequest, progress: Progress) -> Offers:
+def find_offers(asked: FleetQuery, progress: Progress) -> Offers:
     """Search the slices in both roles, cheap ones first; an interrupt keeps what was found until then.
 
     A slice that alone costs as much as a fleet that was found can be in no better one: it is skipped.
     """
     offers = Offers()
     started = time.perf_counter()
-    order = sorted(request.slices, key=lambda s: (request.cost(s.chip.name, s.chips), s.chips, s.name))
+    order = sorted(asked.query.slices, key=lambda s: (asked.cost(s.chip.name, s.chips), s.chips, s.name))
     try:
         for first in range(0, len(order), AT_ONCE):
             some = order[first : first + AT_ONCE]
-            limit = least_found(request, offers, max(request.cost(s.chip.name, s.chips) for s in some))
-            cheap = [s for s in some if limit is None or request.cost(s.chip.name, s.chips) < limit]
+            limit = least_found(asked, offers, max(asked.cost(s.chip.name, s.chips) for s in some))
+            cheap = [s for s in some if limit is None or asked.cost(s.chip.name, s.chips) < limit]
             offers.skipped += len(some) - len(cheap)
-            _search(request, cheap, offers, progress)
+            _search(asked, cheap, offers, progress)
     except KeyboardInterrupt:
         offers.interrupted = True
     offers.search_s = time.perf_counter() - started
     return offers
 
 
-def least_found(request: FleetRequest, offers: Offers, dearest: Fraction) -> Fraction | None:
+def least_found(asked: FleetQuery, offers: Offers, dearest: Fraction) -> Fraction | None:
     """The cost of a fleet of these offers; None where none was found, or none can cost so little as `dearest`."""
     if not all(offers.of(role) for role in ROLES):
         return None
-    problem = problem_of(request, offers)
+    problem = problem_of(asked, offers)
     return cost_of_some_fleet(problem) if least_cost(problem) <= dearest else None
 
 
-def _search(request: FleetRequest, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
-    every = [asked(request, slice_, role) for slice_ in slices for role in ROLES]
-    by_place = {(one.slice_.name, one.role): one for one in every}
-    results = in_parallel(every, search_asked, request.workers)
-    for one in every:
-        progress(f"searching {one.slice_.name}, {one.role}")
-        found, problem = next(results)
-        _add(request, by_place[problem.slice_.name, problem.work.phase], found, problem, offers)
+def _search(asked: FleetQuery, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
+    queries = [asked.of(role, slice_) for slice_ in slices for role in ROLES]
+    by_place = {(query.slices[0].name, query.work.phase): query for query in queries}
+    results = in_parallel([(query, query.slices[0]) for query in queries], search_slice, asked.query.workers)
+    for query in queries:
+        progress(f"searching {query.slices[0].name}, {query.work.phase}")
+        problem, found = next(results)
+        _add(asked, by_place[problem.slice_.name, problem.work.phase], found, problem, offers)
         if found.interrupted:
             raise KeyboardInterrupt
 
 
-def asked(request: FleetRequest, slice_: Slice, role: str) -> Asked:
-    """The search of a slice in a role."""
-    batches = request.prefill_batches if role == "prefill" else request.decode_batches
-    return Asked(request.of(role, slice_, batches or (1,)), auto=not batches)
-
-
-def search_asked(one: Asked) -> tuple[Found, Problem]:
-    """The best layout of every batch, and the problem that was solved."""
-    problem = make_problem(one.request, one.slice_)
-    if one.auto:
-        batches = fitting_batches(largest_batch(one.request, one.slice_))
-        problem = replace(problem, work=msgspec.structs.replace(problem.work, batches=batches))
-    return search_best(problem), problem
-
-
-def _add(request: FleetRequest, one: Asked, found: Found, problem: Problem, offers: Offers) -> None:
+def _add(asked: FleetQuery, query: Query, found: Found, problem: Problem, offers: Offers) -> None:
     """Price what was found, and keep what is within the targets."""
-    offers.found[f"{one.slice_.name} {one.role}"] = found
-    limit_s = request.targets.max_ttft_s if one.role == "prefill" else request.targets.max_step_s
-    bests = [Candidate(one.slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
+    slice_, role = problem.slice_, problem.work.phase
+    offers.found[f"{slice_.name} {role}"] = found
+    limit_s = asked.query.targets.max_ttft_s if role == "prefill" else asked.query.targets.max_step_s
+    bests = [Candidate(slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
     for candidate in front(bests):
-        offer = offer_of(request, one.slice_, price_candidate(candidate, one.request))
+        offer = offer_of(asked, slice_, price_candidate(candidate, query))
         shortest = (offer.step_s, offer.name)
-        offers.shortest[one.role] = min(offers.shortest.get(one.role, shortest), shortest)
+        offers.shortest[role] = min(offers.shortest.get(role, shortest), shortest)
         if limit_s is None or offer.step_s <= limit_s:
             offers.every.append(offer)
-
-
-def fitting_batches(largest: int | None) -> tuple[int, ...]:
-    """Powers of two up to the largest batch that fits, and that; one sequence where none fits.
-
-    >>> fitting_batches(43)
-    (1, 2, 4, 8, 16, 32, 43)
-    """
-    most = largest or 1
-    powers = [1 << n for n in range(most.bit_length())]
-    return tuple(dict.fromkeys((*powers, most)))
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -188,17 +142,17 @@ def front(candidates: Sequence[Candidate]) -> list[Candidate]:
     return kept
 
 
-def offer_of(request: FleetRequest, slice_: Slice, plan: Plan) -> Offer:
+def offer_of(asked: FleetQuery, slice_: Slice, plan: Plan) -> Offer:
     """A plan as a server: what it does in the traffic."""
-    side, batch, step_s = side_of(plan, slice_, request.traffic.input), plan.batch, plan.cost.step_s
+    side, batch, step_s = side_of(plan, slice_, asked.traffic.input), plan.batch, plan.cost.step_s
     if plan.phase == "prefill":
         moved = transfer(side, side, batch)
         steps = Steps(prefill_s=step_s, prefill_batch=batch, decode_s=0.0, decode_batch=1, output=1)
         rate, alone = prefill_rate(steps, moved), batch / step_s
         moves, worst_s = {batch: moved}, step_s
     else:
-        moves = _moves(side, request.prefill_batches)
-        output = request.traffic.output
+        moves = _moves(side, asked.prefill_batches)
+        output = asked.traffic.output
         copies_s = moves[1].copies_s
         steps = Steps(prefill_s=0.0, prefill_batch=1, decode_s=step_s, decode_batch=batch, output=output)
         rate, alone = decode_rate(steps, moves[1]), batch / (output * step_s + batch * copies_s)
@@ -231,7 +185,7 @@ def ttft_s(prefill: Offer, decode: Offer, requests_per_s: float) -> float:
     return gather_s + prefill.step_s + transfer_s(prefill, decode) + decode.step_s + decode.plan.cost.step_s
 
 
-def problem_of(request: FleetRequest, offers: Offers) -> FleetProblem:
+def problem_of(asked: FleetQuery, offers: Offers) -> FleetProblem:
     """The choice of numbers: servers in the order of the offers; pairs that break the TTFT target are barred."""
     servers = [
         Server(
@@ -240,17 +194,17 @@ def problem_of(request: FleetRequest, offers: Offers) -> FleetProblem:
             chips=one.slice_.chips,
             role=one.role,
             requests_per_s=one.requests_per_s,
-            cost=request.cost(one.slice_.chip.name, one.slice_.chips),
+            cost=asked.cost(one.slice_.chip.name, one.slice_.chips),
             step_s=one.step_s,
         )
         for one in offers.every
     ]
-    quota = {s.chip: request.quota[s.chip.lower()] for s in servers}
-    return FleetProblem(servers, request.demand_per_s, quota, _barred(request, offers))
+    quota = {s.chip: asked.quota[s.chip.lower()] for s in servers}
+    return FleetProblem(servers, asked.demand_per_s, quota, _barred(asked, offers))
 
 
-def _barred(request: FleetRequest, offers: Offers) -> list[tuple[int, int]]:
-    most_s = request.targets.max_ttft_s
+def _barred(asked: FleetQuery, offers: Offers) -> list[tuple[int, int]]:
+    most_s = asked.query.targets.max_ttft_s
     if most_s is None:
         return []
     numbered = list(enumerate(offers.every))
@@ -259,5 +213,5 @@ def _barred(request: FleetRequest, offers: Offers) -> list[tuple[int, int]]:
         for i, prefill in numbered
         if prefill.role == "prefill"
         for j, decode in numbered
-        if decode.role == "decode" and ttft_s(prefill, decode, request.traffic.requests_per_s) > most_s
+        if decode.role == "decode" and ttft_s(prefill, decode, asked.traffic.requests_per_s) > most_s
     ]

@@ -24,6 +24,7 @@ from planner.plan.plan import MeshPiece, Plan, Value
 from planner.plan.planfile import SCHEMA as PLAN_SCHEMA
 from planner.plan.planfile import PlanFile, Search, read_object
 from planner.plan.pricing import price_layout
+from planner.version import VERSION
 from strategies.components import IDLE, Component, components
 from strategies.models.models import Model
 from strategies.models.workload import Workload
@@ -63,7 +64,7 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def price_given(
-    model: Model, slice_: Slice, work: Workload, path: Path, programs: Sequence[Program], version: str, pick: int = 1
+    model: Model, slice_: Slice, work: Workload, path: Path, programs: Sequence[Program], pick: int = 1
 ) -> PlanFile:
     """Price the layout of a file at every batch. Raises `InputError` where it does not fit the model or the slice.
 
@@ -77,7 +78,7 @@ def price_given(
     plans = tuple(_price(layout, slice_, model, work, batch, path) for batch in work.batches)
     return PlanFile(
         schema=PLAN_SCHEMA,
-        tool_version=version,
+        tool_version=VERSION,
         objective="given",
         plans=plans,
         rejected=(),
@@ -112,7 +113,7 @@ def read_given(path: Path, pick: int = 1) -> Given:
     if schema == PLAN_SCHEMA:
         plans = value.get("plans")
         if not isinstance(plans, list) or not 1 <= pick <= len(plans):
-            raise InputError(f"--pick {pick}: '{path}' has no such plan")
+            raise InputError(f"pick {pick}: '{path}' has no such plan", "pick")
         return _convert(plans[pick - 1], path)
     if schema != LAYOUT_SCHEMA:
         raise InputError(

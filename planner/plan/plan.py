@@ -198,3 +198,8 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     throughput: Throughput
     constants: tuple[Constant, ...]
     num_slices: int = 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan's bytes are within usable HBM."""
+        return self.memory.total_bytes <= self.memory.usable_bytes

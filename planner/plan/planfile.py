@@ -16,6 +16,8 @@ from planner.plan.file_serving import Serving
 from planner.plan.plan import Plan, Value
 
 SCHEMA = "meshwright.plan/1"
+INTERRUPTED = "interrupted"
+"""What `Search.proved_optimal` says of a search that an interrupt ended."""
 
 
 class Example(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +51,7 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What `plan` prints as JSON and writes with `-o`; plans are best first.
 
-    `targets`: those that all plans meet, as the command line says them; `prices`: dollars per chip and hour. Fields
+    `targets`: those that all plans meet, in words; `prices`: dollars per chip and hour. Fields
     that have their default are left out of the file.
     """
 
@@ -66,6 +68,16 @@ class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     serving: Serving | None = None
     fleet: Fleet | None = None
     frontier: Frontier | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an interrupt ended the search, or the solver: the plans are the best so far."""
+        solver, fleet = self.solver, self.fleet
+        return (
+            self.search.proved_optimal == INTERRUPTED
+            or (solver is not None and solver.interrupted)
+            or (fleet is not None and fleet.proof.interrupted)
+        )
 
 
 def encode(value: object) -> bytes:
@@ -104,7 +116,7 @@ def _decode(data: bytes, path: Path) -> PlanFile:
     schema = value.get("schema")
     if schema != SCHEMA:
         raise InputError(
-            f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as 'meshwright plan -o' writes it"
+            f"the plan file '{path}' has schema {schema!r}; expected '{SCHEMA}', as `meshwright plan` writes it"
         )
     try:
         file = msgspec.convert(value, PlanFile)
@@ -121,5 +133,7 @@ def _decode(data: bytes, path: Path) -> PlanFile:
 def pick_plan(file: PlanFile, path: Path, pick: int) -> Plan:
     """Plan number `pick` (from 1); raises `InputError` naming how many there are."""
     if not 1 <= pick <= len(file.plans):
-        raise InputError(f"--pick {pick}: expected a plan of '{path}', whose plans are numbered 1 to {len(file.plans)}")
+        raise InputError(
+            f"pick {pick}: expected a plan of '{path}', whose plans are numbered 1 to {len(file.plans)}", "pick"
+        )
     return file.plans[pick - 1]

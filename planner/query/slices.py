@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mesh.chips import chip_names, closest, load_chip, read_chip
@@ -12,7 +11,6 @@ from mesh.slices import Slice, parse_slice, slices_of
 from planner.plan.accuracy import slice_at
 
 CALIBRATED_CHIPS = ("cpu", "gpu", "tpu")
-_RANGE = re.compile(r"([0-9]{1,9})?(\.\.)?([0-9]{1,9})?")
 
 
 def chosen_slices(
@@ -30,40 +28,24 @@ def chosen_slices(
     `most_chips` leaves larger slices of `chips` out. Raises `InputError` where nothing is left, or on bad input.
     """
     if counts is not None and not chips:
-        raise InputError(f"--chips {range_text(counts)}: of which chip? Add --chip, such as --chip v5e")
+        raise InputError(f"chip_counts {range_text(counts)}: of which chip? Name one, too, such as v5e", "chip_counts")
     found = [named_slice(name, chip_file) for name in names]
     for chip in dict.fromkeys(chips):
         found += _of_chip(chip, counts, chip_file, most_chips)
     if not found and chips:
-        both = f" and --chips {range_text(counts)} contradict each other" if counts else ""
+        both = f" and {range_text(counts)} chips contradict each other" if counts else ""
         raise InputError(
-            f"--max-chips {most_chips}{both}: no slice of {', '.join(chips)} is within {'both' if both else 'that'}; "
-            f"expected more chips at most{', or a range of fewer' if both else ''}"
+            f"max_chips {most_chips}{both}: no slice of {', '.join(chips)} is within {'both' if both else 'that'}; "
+            f"expected more chips at most{', or a range of fewer' if both else ''}",
+            "max_chips",
         )
     if not found:
-        raise InputError("no slice given; expected at least one, such as --slice v5e:4x4 or --chip v5e")
+        raise InputError("no slice given; expected at least one, such as v5e:4x4, or a chip, such as v5e")
     return tuple(slice_at(one, constants) for one in dict.fromkeys(found))
 
 
-def chip_range(text: str) -> tuple[int, int | None]:
-    """The range that `--chips` says: a number, or `least..most`, of which one may be missing.
-
-    >>> chip_range("4..256"), chip_range("16"), chip_range("64..")
-    ((4, 256), (16, 16), (64, None))
-    """
-    match = _RANGE.fullmatch(text.strip())
-    if not match or not any(match.group(1, 3)):
-        raise InputError(f"--chips {text!r}: expected a number of chips or a range, such as 16 or 4..256")
-    first, dots, last = match.groups()
-    least = int(first or 1)
-    most = int(last) if last else None if dots else least
-    if least < 1 or (most is not None and most < least):
-        raise InputError(f"--chips {text!r}: expected the smaller number first, from 1 on, such as 4..256")
-    return least, most
-
-
 def range_text(counts: tuple[int, int | None]) -> str:
-    """The range as `--chips` takes it.
+    """The range as text: one number, or the ends with dots between.
 
     >>> range_text((4, 256)), range_text((16, 16)), range_text((64, None))
     ('4..256', '16', '64..')
@@ -79,7 +61,7 @@ def named_slice(one: Slice | str, chip_file: str | Path | None = None) -> Slice:
     name = one.partition(":")[0].strip().lower()
     if chip_file is None:
         if name in CALIBRATED_CHIPS:
-            raise InputError(f"slice {one!r}: a chip that `meshwright calibrate` makes; pass its --chip-file")
+            raise InputError(f"slice {one!r}: a chip that `meshwright calibrate` makes; name its chip file, too")
         return parse_slice(one)
     own = read_chip(Path(chip_file))
     if name == own.name.lower():
@@ -98,11 +80,19 @@ def _of_chip(
     elif name.strip().lower() in chip_names():
         chip = load_chip(name.strip().lower())
     else:
-        raise InputError(f"--chip {name!r}: no such chip; closest: {closest(name, chip_names())}")
+        raise InputError(f"chips {name!r}: no such chip; closest: {closest(name, chip_names())}", "chips")
     least, most = counts or (1, None)
     legal = slices_of(chip)
     found = [s for s in legal if least <= s.chips and (most is None or s.chips <= most)]
     if not found:
         sizes = ", ".join(map(str, sorted({s.chips for s in legal})))
-        raise InputError(f"--chips {range_text((least, most))}: {chip.name} has no slice of so many; it has {sizes}")
+        raise InputError(
+            f"chip_counts {range_text((least, most))}: {chip.name} has no slice of so many; it has {sizes}",
+            "chip_counts",
+        )
     return [s for s in found if most_chips is None or s.chips <= most_chips]
+
+
+def in_order(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    """Slices by chips and name: an order that does not depend on how they were asked for."""
+    return tuple(sorted(slices, key=lambda s: (s.chips, s.name)))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mesh.slices import Slice
 from planner.plan.norms import norm_bytes
-from planner.query.request import TWO
+from planner.query.query import TWO
 from planner.search.component_rows import Joined, prefix_masks
 from planner.search.mesh_search import residual_bytes
 from planner.search.meshes import Mesh, meshes

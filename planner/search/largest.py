@@ -29,7 +29,7 @@ from math import isfinite
 import msgspec
 
 from mesh.slices import Slice
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.footprint import Footprints, Key, Need
 from planner.search.problem import make_problem
 from planner.search.search import columns
@@ -44,13 +44,13 @@ KeyOf = Callable[[int], Key]
 Probe = Callable[[int, Key], Need]
 
 
-def largest_batch(request: Request, slice_: Slice, footprints: Footprints | None = None) -> int | None:
-    """The largest batch that some layout fits on the slice at the request's context; None: not even one sequence.
+def largest_batch(query: Query, slice_: Slice, footprints: Footprints | None = None) -> int | None:
+    """The largest batch that some layout fits on the slice at the query's context; None: not even one sequence.
 
-    At most `LARGEST_BATCH`. The request's own batches and slices do not count; its programs and fixed roles do.
+    At most `LARGEST_BATCH`. The query's own batches and slices do not count; its programs and fixed roles do.
     `footprints`: to be asked more afterwards, with the mesh that fitted last first.
     """
-    problem, footprints = make_problem(request, slice_), footprints or Footprints(slice_, request.cuts)
+    problem, footprints = make_problem(query, slice_), footprints or Footprints(slice_, query.cuts)
 
     def probe(batch: int, key: Key) -> Need:
         return footprints.need(problem, [(batch, batch)], batch, key)
@@ -59,20 +59,20 @@ def largest_batch(request: Request, slice_: Slice, footprints: Footprints | None
 
 
 def largest_context(
-    request: Request, slice_: Slice, batch: int | None = None, footprints: Footprints | None = None
+    query: Query, slice_: Slice, batch: int | None = None, footprints: Footprints | None = None
 ) -> int | None:
     """The largest context at which some layout runs and fits the batch on the slice; None: not even one token.
 
-    At most `LARGEST_CONTEXT`. `batch`: by default the request's first; it may be padded, as in a search.
+    At most `LARGEST_CONTEXT`. `batch`: by default the query's first; it may be padded, as in a search.
     """
-    batches, footprints = (batch or request.work.batches[0],), footprints or Footprints(slice_, request.cuts)
+    batches, footprints = (batch or query.work.batches[0],), footprints or Footprints(slice_, query.cuts)
     pairs, usable_bytes = columns(batches, slice_.devices), slice_.chip.usable_hbm_bytes_per_device
 
     def probe(context: int, key: Key) -> Need:
-        work = msgspec.structs.replace(request.work, batches=batches, context=context)
-        return footprints.need(make_problem(replace(request, work=work), slice_), pairs, context, key)
+        work = msgspec.structs.replace(query.work, batches=batches, context=context)
+        return footprints.need(make_problem(replace(query, work=work), slice_), pairs, context, key)
 
-    return largest(slice_.devices, LARGEST_CONTEXT, probe, context_key(request, slice_), usable_bytes)
+    return largest(slice_.devices, LARGEST_CONTEXT, probe, context_key(query, slice_), usable_bytes)
 
 
 def batch_key(devices: int) -> KeyOf:
@@ -81,11 +81,11 @@ def batch_key(devices: int) -> KeyOf:
     return lambda batch: frozenset(w for w in ways if batch % w == 0)
 
 
-def context_key(request: Request, slice_: Slice) -> KeyOf:
+def context_key(query: Query, slice_: Slice) -> KeyOf:
     """The cuts of tokens and cached positions that a context admits."""
-    parts, ways = components(request.model, request.work, request.programs), _divisors(slice_.devices)
-    windows = sorted({group.attention.window or LARGEST_CONTEXT for group in request.model.groups})
-    exact = request.work.phase == "prefill" or any(_cuts_exactly(one) for one in parts)
+    parts, ways = components(query.model, query.work, query.programs), _divisors(slice_.devices)
+    windows = sorted({group.attention.window or LARGEST_CONTEXT for group in query.model.groups})
+    exact = query.work.phase == "prefill" or any(_cuts_exactly(one) for one in parts)
 
     def key(context: int) -> Key:
         held = [(window, min(context, window)) for window in windows]

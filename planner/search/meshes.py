@@ -17,7 +17,7 @@ from itertools import permutations, product
 from mesh.errors import InputError
 from mesh.pieces import Piece, cuts
 from mesh.slices import Slice
-from planner.query.request import ALL, NONE, TWO
+from planner.query.query import ALL, NONE, TWO
 
 COARSE = "coarse"
 """At most two pieces and four in all on any slice: where to look first."""
@@ -43,8 +43,9 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
     found = tuple(seen.values())
     if len(found[0]) > MOST_AXES_OF_ALL:
         raise InputError(
-            f"--cuts {how}: {slice_.name} would have {len(found[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
-            "expected a smaller slice, such as one of 64 chips"
+            f"cuts {how}: {slice_.name} would have {len(found[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
+            "expected a smaller slice, such as one of 64 chips",
+            "cuts",
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Values of the search: the problem that a request is on one slice, a choice, what was found; when two choices are one
+"""Values of the search: the problem that a query is on one slice, a choice, what was found; when two choices are one
 layout, and how ties break.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.query.request import TWO, Fixed, Request
+from planner.query.query import TWO, Fixed, Query
 from planner.search.meshes import Mesh
 from strategies.components import IDLE, Component, components
 from strategies.models.workload import Workload
@@ -76,13 +76,13 @@ class Problem:
     cuts: str = TWO
 
 
-def make_problem(request: Request, slice_: Slice) -> Problem:
+def make_problem(query: Query, slice_: Slice) -> Problem:
     """The search problem of one slice."""
-    parts = components(request.model, request.work, request.programs)
-    fast = speeds(slice_.chip, request.work.dtypes)
-    fixed = _fixed_roles(request.fixed or {}, parts, slice_)
+    parts = components(query.model, query.work, query.programs)
+    fast = speeds(slice_.chip, query.work.dtypes)
+    fixed = _fixed_roles(query.fixed, parts, slice_)
     usable_bytes = slice_.chip.usable_hbm_bytes_per_device
-    return Problem(slice_, request.work, parts, fast, usable_bytes, fixed, request.cuts)
+    return Problem(slice_, query.work, parts, fast, usable_bytes, fixed, query.cuts)
 
 
 def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dict[str, dict[int, frozenset[str]]]:
@@ -92,7 +92,7 @@ def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dic
     for kind, axes in fixed.items():
         matching = [c for c in parts if kind in (c.name, c.kind)]
         if not matching:
-            raise InputError(f"--fix {kind}: no such component; this model has {', '.join(c.name for c in parts)}")
+            raise InputError(f"fix {kind}: no such component; this model has {', '.join(c.name for c in parts)}", "fix")
         for component in matching:
             limits = result.setdefault(component.name, {})
             for axis, roles in axes.items():
@@ -103,7 +103,9 @@ def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dic
 
 def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
     if axis not in names:
-        raise InputError(f"--fix {kind}={axis}: {slice_.name} has no torus axis '{axis}'; it has {', '.join(names)}")
+        raise InputError(
+            f"fix {kind}={axis}: {slice_.name} has no torus axis '{axis}'; it has {', '.join(names)}", "fix"
+        )
     return names[axis]
 
 
@@ -116,8 +118,9 @@ def _roles(role: str, component: Component, kind: str, axis: str) -> frozenset[s
     if not found:
         parts = sorted({r.cache or r.weights for r in known.values()})
         raise InputError(
-            f"--fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
-            f"{', '.join(parts)}"
+            f"fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
+            f"{', '.join(parts)}",
+            "fix",
         )
     return frozenset(found)
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.query.request import ALL, TWO
+from planner.query.query import ALL, TWO
 from planner.search.component_rows import Joined, join
 from planner.search.mesh_search import Board, worst_of
 from planner.search.meshes import COARSE, Mesh, meshes, most_roles

@@ -7,7 +7,7 @@ what it then costs not to have chosen anew is the regret.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
 
@@ -16,15 +16,14 @@ import msgspec
 from mesh.chips import Chip, chip_names, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.best.candidate import Candidate, price_candidate
+from planner.candidate import Candidate, price_candidate
 from planner.plan.layout import Layout
 from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
 from planner.plan.pricing import price_layout
 from planner.plan.roles_text import roles_over
-from planner.query.request import TWO, Fixed, Progress, Request
-from planner.query.requested import fixed_of, programs_of
+from planner.query.query import TWO, Fixed, Progress, Query, fixed_roles, programs_of, silent
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
@@ -101,7 +100,7 @@ def sensitivity(
     programs: Sequence[str | Path] = (),
     cuts: str = TWO,
     chip_file: str | Path | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> SensitivityFile:
     """What +-`swing` of each hardware number does to plan `pick` of a plan file.
 
@@ -113,10 +112,10 @@ def sensitivity(
     path = Path(file)
     found = read_plan(path)
     if not found.plans:
-        raise InputError(f"the plan file '{path}' holds no plan; expected one, as 'meshwright plan -o' writes it")
+        raise InputError(f"the plan file '{path}' holds no plan; expected one, as `meshwright plan` writes it")
     plan = pick_plan(found, path, pick)
     read = programs_of(programs)
-    fixed = fixed_of(fix)
+    fixed = fixed_roles(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
     return _report(subject, str(path), pick, swing, progress)
 
@@ -126,11 +125,11 @@ def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
     name = plan.slice.partition(":")[0].lower()
     if path is None:
         if name not in chip_names():
-            raise InputError(f"the plan is for {plan.slice}, no built-in chip: pass --chip-file, as for `plan`")
+            raise InputError(f"the plan is for {plan.slice}, no built-in chip: name its chip file, as for `plan`")
         return None
     chip = read_chip(Path(path))
     if chip.name.lower() != name:
-        raise InputError(f"--chip-file '{path}' has the chip {chip.name!r}; the plan is for {plan.slice}")
+        raise InputError(f"chip_file '{path}' has the chip {chip.name!r}; the plan is for {plan.slice}", "chip_file")
     return chip
 
 
@@ -142,8 +141,8 @@ class Subject:
     kept: Layout
     slice_: Slice
     work: Workload
-    programs: Sequence[Program] = ()
-    fixed: Fixed | None = None
+    programs: tuple[Program, ...] = ()
+    fixed: Fixed = field(default_factory=dict)
     cuts: str = TWO
 
     def on(self, chip: Chip) -> tuple[Plan, Plan | None]:
@@ -156,17 +155,17 @@ class Subject:
         return price_layout(self.kept, slice_, plan.model, self.work, plan.batch, plan.padded_batch, fast)
 
     def _best_on(self, slice_: Slice) -> Plan | None:
-        request = Request(
+        query = Query(
             model=self.plan.model,
-            slices=[slice_],
+            slices=(slice_,),
             work=self.work,
             fixed=self.fixed,
             programs=self.programs,
             cuts=self.cuts,
         )
-        problem: Problem = make_problem(request, slice_)
+        problem: Problem = make_problem(query, slice_)
         choices = search(problem, 1).choices.get(self.plan.batch)
-        return price_candidate(Candidate(slice_, problem, choices[0]), request) if choices else None
+        return price_candidate(Candidate(slice_, problem, choices[0]), query) if choices else None
 
 
 def _report(subject: Subject, path: str, pick: int, swing: float, progress: Progress) -> SensitivityFile:
@@ -219,7 +218,7 @@ def _outcome(subject: Subject, quantity: Quantity, value: float, factor: float) 
         factor=factor,
         value=value * factor,
         kept_s=kept.cost.step_s,
-        kept_fits=_fits(kept),
+        kept_fits=kept.fits,
         best=_best(best),
         regret=_regret(kept, best),
         changed=changed,
@@ -231,10 +230,6 @@ def _best(plan: Plan | None) -> Best | None:
     return None if plan is None else Best(step_s=plan.cost.step_s, mesh=plan.mesh, layouts=plan.layouts)
 
 
-def _fits(plan: Plan) -> bool:
-    return plan.memory.total_bytes <= plan.memory.usable_bytes
-
-
 def _regret(kept: Plan, best: Plan | None) -> float | None:
     return None if best is None else kept.cost.step_s / best.cost.step_s - 1
 
@@ -243,7 +238,7 @@ def _changed(kept: Plan, best: Plan | None) -> bool:
     """Whether the best layout beats the kept one, or fits where that does not; ties are no change."""
     if best is None:
         return False
-    return not _fits(kept) or kept.cost.step_s > best.cost.step_s * (1 + _EQUAL)
+    return not kept.fits or kept.cost.step_s > best.cost.step_s * (1 + _EQUAL)
 
 
 def changes(kept: Plan, best: Plan | None) -> tuple[Change, ...]:

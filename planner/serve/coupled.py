@@ -1,4 +1,4 @@
-"""`--phase serve --solver cp-sat`: pairs of layouts on one slice that share one copy of the weights, proved best.
+"""Serving proved by CP-SAT: pairs of layouts on one slice that share one copy of the weights, proved best.
 
 One pair of batches is solved for each slice and way to serve on it. Where the best way found without the solver moves
 weights before and after each prefill: its batches. Else those that would be best if both phases had their fastest
@@ -12,95 +12,87 @@ from dataclasses import replace
 
 import msgspec
 
-from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.best.candidate import price_candidate
+from planner.candidate import price_candidate
 from planner.plan.file_proof import Proof
 from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
-from planner.query.request import Progress, Request
+from planner.query.query import Progress
+from planner.serve.query import ServeQuery, Way
 from planner.serve.rates import Steps
-from planner.serve.request import ServeRequest, Way
 from planner.serve.ways import PACES, way_on_one, ways_on_one
 from strategies.readers.cost import speeds
 
 
 def proved_ways(
-    request: ServeRequest, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way], progress: Progress
+    asked: ServeQuery, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way], progress: Progress
 ) -> Iterator[Way]:
     """Ways on one slice whose plans share their weights; `pairs`: of best plans, `found`: ways without the solver."""
     solved = set()
-    for mode in (mode for mode in PACES if mode in request.modes):
-        way = _worth_solving(request, mode, pairs, [w for w in found if w.mode == mode and not w.missed(request)])
+    for mode in (mode for mode in PACES if mode in asked.modes):
+        way = _worth_solving(asked, mode, pairs, [w for w in found if w.mode == mode and not w.missed(asked)])
         key = (way.prefill.batch, way.decode.batch) if way else None
         if key and key not in solved:
             solved.add(key)
             progress(f"solving {slice_.name} at batches {key[0]} and {key[1]}")
-            yield from _solved(request, slice_, *key)
+            yield from _solved(asked, slice_, *key)
 
 
 def _worth_solving(
-    request: ServeRequest, mode: str, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way]
+    asked: ServeQuery, mode: str, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way]
 ) -> Way | None:
     """The way whose batches are to be solved; None: what was found cannot be beaten by sharing."""
-    best = min(found, key=lambda way: way.rank(request), default=None)
+    best = min(found, key=lambda way: way.rank(asked), default=None)
     if best and best.together and best.together.weights == "resharded":
         return best
-    ideal = [ideal_way(request, mode, prefill, decode) for prefill, decode in pairs]
-    first = min((w for w in ideal if not w.missed(request)), key=lambda way: way.rank(request), default=None)
+    ideal = [ideal_way(asked, mode, prefill, decode) for prefill, decode in pairs]
+    first = min((w for w in ideal if not w.missed(asked)), key=lambda way: way.rank(asked), default=None)
     if first is None or (best and best.pace.requests_per_s >= 0.99 * first.pace.requests_per_s):
         return None
     return first
 
 
-def ideal_way(request: ServeRequest, mode: str, prefill: Plan, decode: Plan) -> Way:
+def ideal_way(asked: ServeQuery, mode: str, prefill: Plan, decode: Plan) -> Way:
     """The way that the two plans would make if nothing had to be moved and both fitted."""
     steps = Steps(
         prefill_s=prefill.cost.step_s,
         prefill_batch=prefill.batch,
         decode_s=decode.cost.step_s,
         decode_batch=decode.batch,
-        output=request.output,
+        output=asked.output,
     )
-    return way_on_one(request, mode, prefill, decode, steps, None)
+    return way_on_one(asked, mode, prefill, decode, steps, None)
 
 
-def _solved(request: ServeRequest, slice_: Slice, prompts: int, slots: int) -> Iterator[Way]:
+def _solved(asked: ServeQuery, slice_: Slice, prompts: int, slots: int) -> Iterator[Way]:
     """The ways of the pair that CP-SAT proves best for these batches, if one fits."""
-    from planner.cpsat.pair import shared_pair
+    from planner.cpsat.pair import NoPairInTime, shared_pair
 
-    prefill, decode = _at(request.of("prefill"), prompts), _at(request.of("decode"), slots)
+    prefill, decode = asked.of("prefill").at(prompts), asked.of("decode").at(slots)
     try:
-        found = shared_pair(prefill, decode, slice_, output=request.output, seconds=request.solver_seconds)
-    except InputError as error:
-        if "no pair was found in so short a time" in str(error):
-            return
-        raise
+        found = shared_pair(prefill, decode, slice_, output=asked.output, seconds=asked.query.solver_seconds)
+    except NoPairInTime:
+        return
     if found is None:
         return
     plans = price_candidate(found[0], prefill), price_candidate(found[1], decode)
     for plan in plans:
-        if not is_recomputed(plan, request):
+        if not is_recomputed(plan, asked):
             raise RuntimeError(f"CP-SAT found a {plan.phase} layout on {slice_.name} that a plan file cannot say")
-    for way in ways_on_one(request, slice_, *plans):
+    for way in ways_on_one(asked, slice_, *plans):
         yield _with_proof(way, found[2])
     if found[2].interrupted:
         raise KeyboardInterrupt
 
 
-def _at(request: Request, batch: int) -> Request:
-    """The request at one batch."""
-    return replace(request, work=msgspec.structs.replace(request.work, batches=(batch,)), auto=False)
-
-
-def is_recomputed(plan: Plan, request: ServeRequest) -> bool:
+def is_recomputed(plan: Plan, asked: ServeQuery) -> bool:
     """Whether the plan's layouts give its specs again, so that `verify` accepts it.
 
     A solver's pair has its mesh axes in an order of its own; not every order can be written.
     """
-    slice_ = next(one for one in request.slices if one.name == plan.slice)
-    layout, _, work = layout_of(plan, tuple(request.programs), slice_.chip)
+    slice_ = next(one for one in asked.query.slices if one.name == plan.slice)
+    layout, _, work = layout_of(plan, tuple(asked.query.programs), slice_.chip)
     again = price_layout(
         layout, slice_, plan.model, work, plan.batch, plan.padded_batch, speeds(slice_.chip, work.dtypes)
     )

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.slices import Slice
-from planner.best.candidate import Candidate
+from planner.candidate import Candidate
 from planner.plan.plan import Plan
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.serve.memory import Pair
-from planner.serve.request import ServeRequest
+from planner.serve.query import ServeQuery
 from planner.serve.ways import Priced
 from strategies.components import IDLE, Component
 
@@ -27,7 +27,7 @@ Letters = tuple[tuple[str, tuple[tuple[int, tuple[str, ...]], ...]], ...]
 
 
 def sharing(
-    request: ServeRequest, decodes: Sequence[Candidate], prefills: Sequence[Candidate], priced: Priced
+    asked: ServeQuery, decodes: Sequence[Candidate], prefills: Sequence[Candidate], priced: Priced
 ) -> list[Candidate]:
     """Prefill candidates with the letters of these decode candidates of one slice, which have equal letters.
 
@@ -36,12 +36,12 @@ def sharing(
     """
     plans, found = [priced.plan(decode) for decode in decodes], []
     fitting = {p.choice.batch for p in prefills if all(_fits(priced.plan(p), plan, p.slice_) for plan in plans)}
-    batches = tuple(batch for batch in request.prefill_batches if batch not in fitting)
+    batches = tuple(batch for batch in asked.prefill_batches if batch not in fitting)
     if not batches:
         return []
-    request = replace(request, prefill_batches=batches)
+    asked = replace(asked, prefill_batches=batches)
     for strict in (False, True):
-        problem = _limited(request, decodes[0], min(plan.memory.kv_bytes for plan in plans), strict)
+        problem = _limited(asked, decodes[0], min(plan.memory.kv_bytes for plan in plans), strict)
         for choices in search(problem, COMPARED).choices.values():
             if choices:
                 candidates = [Candidate(decodes[0].slice_, problem, choice) for choice in choices]
@@ -75,16 +75,13 @@ def _kept(prefill: Plan, decode: Plan, slice_: Slice) -> str | None:
     return held.weights if held else None
 
 
-def leaner(
-    request: ServeRequest, batches: Sequence[int], prefills: Sequence[Candidate], priced: Priced
-) -> list[Candidate]:
+def leaner(asked: ServeQuery, batches: Sequence[int], prefills: Sequence[Candidate], priced: Priced) -> list[Candidate]:
     """The best decode candidates of these batches that leave a slice room for the least that a prefill works with."""
     if not prefills or not batches:
         return []
     plans = [priced.plan(prefill) for prefill in prefills]
     room = min(plan.memory.kv_bytes + plan.memory.activation_bytes for plan in plans)
-    decode = replace(request, batches=tuple(batches), auto=False).of("decode")
-    problem = make_problem(decode, prefills[0].slice_)
+    problem = make_problem(asked.of("decode").at(*batches), prefills[0].slice_)
     problem = replace(problem, usable_bytes=problem.usable_bytes - room)
     return [Candidate(problem.slice_, problem, c) for cs in search(problem, 1).choices.values() for c in cs[:1]]
 
@@ -112,12 +109,12 @@ def letters(decode: Candidate) -> dict[str, dict[int, frozenset[str]]]:
     return found
 
 
-def _limited(request: ServeRequest, decode: Candidate, least_kv_bytes: float, strict: bool) -> Problem:
+def _limited(asked: ServeQuery, decode: Candidate, least_kv_bytes: float, strict: bool) -> Problem:
     """The prefill problem with the decode's letters, in the HBM that the decode's caches leave.
 
     `strict`: an axis of which the decode uses a part must be used.
     """
-    problem = make_problem(request.of("prefill"), decode.slice_)
+    problem = make_problem(asked.of("prefill"), decode.slice_)
     cuts = letters(decode)
     fixed = {
         component.name: {

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
-from planner.best.candidate import Candidate, price_candidate
+from planner.candidate import Candidate, price_candidate
 from planner.plan.file_serving import Together
 from planner.plan.plan import Plan
 from planner.plan.transfer import Side, side_of, transfer
 from planner.search.problem import Choice
 from planner.serve.memory import Pair, prefill_steps
+from planner.serve.query import ServeQuery, Way
 from planner.serve.rates import (
     Steps,
     batched,
@@ -22,7 +23,6 @@ from planner.serve.rates import (
     replicas_for,
     slice_counts,
 )
-from planner.serve.request import ServeRequest, Way
 
 PACES = {"batched": batched, "interleaved": interleaved}
 """The ways to serve on one slice."""
@@ -35,7 +35,7 @@ PAIRS_IN_FULL = 1024
 class Priced:
     """Candidates priced in full, each once: equal candidates give the same plan."""
 
-    request: ServeRequest
+    asked: ServeQuery
     plans: dict[tuple[str, str, Choice], Plan] = field(default_factory=dict)
 
     def plan(self, candidate: Candidate) -> Plan:
@@ -43,39 +43,37 @@ class Priced:
         phase = candidate.problem.work.phase
         key = (phase, candidate.slice_.name, candidate.choice)
         if key not in self.plans:
-            self.plans[key] = price_candidate(candidate, self.request.of(phase))
+            self.plans[key] = price_candidate(candidate, self.asked.of(phase))
         return self.plans[key]
 
 
-def steps_of(request: ServeRequest, prefill: Plan, decode: Plan, held: Together | None = None) -> Steps:
+def steps_of(asked: ServeQuery, prefill: Plan, decode: Plan, held: Together | None = None) -> Steps:
     """The seconds of two plans, and of what lies between them on one slice."""
     return Steps(
         prefill_s=prefill.cost.step_s,
         prefill_batch=prefill.batch,
         decode_s=decode.cost.step_s,
         decode_batch=decode.batch,
-        output=request.output,
+        output=asked.output,
         insert_s=held.insert.seconds if held else 0.0,
         switch_s=held.switch.seconds if held else 0.0,
     )
 
 
-def ways_on_one(request: ServeRequest, slice_: Slice, prefill: Plan, decode: Plan) -> Iterator[Way]:
+def ways_on_one(asked: ServeQuery, slice_: Slice, prefill: Plan, decode: Plan) -> Iterator[Way]:
     """Batched and interleaved serving with both plans on one slice, where they fit together."""
     if prefill.batch > decode.batch:
         return
     pair = Pair(prefill, decode, slice_)
     for mode in PACES:
         at_once = mode == "batched" and prefill_steps(prefill, decode) == 1
-        held = pair.kept(at_once=at_once) if mode in request.modes else None
+        held = pair.kept(at_once=at_once) if mode in asked.modes else None
         if held is not None:
-            yield way_on_one(request, mode, prefill, decode, steps_of(request, prefill, decode, held), held)
+            yield way_on_one(asked, mode, prefill, decode, steps_of(asked, prefill, decode, held), held)
 
 
-def way_on_one(
-    request: ServeRequest, mode: str, prefill: Plan, decode: Plan, steps: Steps, held: Together | None
-) -> Way:
-    """Batched or interleaved serving at these seconds, as often as the request asks for."""
+def way_on_one(asked: ServeQuery, mode: str, prefill: Plan, decode: Plan, steps: Steps, held: Together | None) -> Way:
+    """Batched or interleaved serving at these seconds, as often as is asked for."""
     pace = PACES[mode](steps)
     way = Way(
         mode=mode,
@@ -88,42 +86,42 @@ def way_on_one(
         pace=pace,
         together=held,
     )
-    return way.with_replicas(replicas_for(_least(request), pace.requests_per_s))
+    return way.with_replicas(replicas_for(_least(asked), pace.requests_per_s))
 
 
-def _least(request: ServeRequest) -> float:
+def _least(asked: ServeQuery) -> float:
     """Requests/s that are asked for."""
-    return (request.targets.min_tokens_per_s or 0.0) / request.output
+    return (asked.query.targets.min_tokens_per_s or 0.0) / asked.output
 
 
 def ways_on_two(
-    request: ServeRequest, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
+    asked: ServeQuery, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
 ) -> Iterator[Way]:
     """Disaggregated serving: every prefill plan with every decode plan, or the fronts' where these are too many."""
     if len(prefills) * len(decodes) > PAIRS_IN_FULL:
         prefills, decodes = front(prefills), front(decodes)
-    sources = [_end(request, one, priced) for one in prefills]
-    targets = [_end(request, one, priced) for one in decodes]
+    sources = [_end(asked, one, priced) for one in prefills]
+    targets = [_end(asked, one, priced) for one in decodes]
     for prefill, source in sources:
         for decode, target in targets:
-            way = _apart(request, prefill, source, decode, target)
+            way = _apart(asked, prefill, source, decode, target)
             if way is not None:
                 yield way
 
 
-def _end(request: ServeRequest, candidate: Candidate, priced: Priced) -> tuple[Plan, Side]:
+def _end(asked: ServeQuery, candidate: Candidate, priced: Priced) -> tuple[Plan, Side]:
     plan = priced.plan(candidate)
-    return plan, side_of(plan, candidate.slice_, request.input)
+    return plan, side_of(plan, candidate.slice_, asked.input)
 
 
-def _apart(request: ServeRequest, prefill: Plan, source: Side, decode: Plan, target: Side) -> Way | None:
-    moved, steps = transfer(source, target, prefill.batch), steps_of(request, prefill, decode)
+def _apart(asked: ServeQuery, prefill: Plan, source: Side, decode: Plan, target: Side) -> Way | None:
+    moved, steps = transfer(source, target, prefill.batch), steps_of(asked, prefill, decode)
     counts = slice_counts(
         prefill_rate(steps, moved),
         decode_rate(steps, moved),
         (prefill.chips, decode.chips),
-        request.targets.max_chips,
-        _least(request),
+        asked.query.targets.max_chips,
+        _least(asked),
     )
     if counts is None:
         return None
@@ -154,9 +152,9 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [one for others in kept.values() for one in others]
 
 
-def shown(ways: Sequence[Way], request: ServeRequest) -> list[Way]:
+def shown(ways: Sequence[Way], asked: ServeQuery) -> list[Way]:
     """Best first: the best of every mode, then of every mode and slices, `top` in all (but every mode's best)."""
-    ranked = sorted(ways, key=lambda way: way.rank(request))
+    ranked = sorted(ways, key=lambda way: way.rank(asked))
     modes: dict[str, Way] = {}
     places: dict[tuple[str, str, str], Way] = {}
     for way in ranked:
@@ -164,8 +162,8 @@ def shown(ways: Sequence[Way], request: ServeRequest) -> list[Way]:
         places.setdefault((way.mode, way.prefill.slice, way.decode.slice), way)
     first = list(modes.values())
     rest = [way for way in places.values() if not any(way is one for one in first)]
-    kept = [*first, *rest[: max(0, request.top - len(first))]]
-    return sorted(kept, key=lambda way: way.rank(request))
+    kept = [*first, *rest[: max(0, asked.query.top - len(first))]]
+    return sorted(kept, key=lambda way: way.rank(asked))
 
 
 def numbered(ways: Sequence[Way]) -> tuple[tuple[Plan, ...], Mapping[int, int]]:

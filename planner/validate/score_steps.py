@@ -10,7 +10,7 @@ import numpy as np
 from mesh.chips import Reached
 from mesh.slices import parse_slice
 from planner.best.solve import make_plan
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.validate.fitting import Fit, fit, left_out
 from planner.validate.measured import Race, StepPoint, Steps, Target
 from planner.validate.points import (
@@ -34,7 +34,6 @@ from planner.validate.scores import (
     all_errors,
     errors_of,
 )
-from planner.version import VERSION
 from strategies.models.dtypes import dtype_bytes
 
 
@@ -174,7 +173,7 @@ def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iter
         if point.table in data.best_of:
             work = workload(data, point)
             mine = price_one(data.layouts[point.layout], slice_, model, work, point.layout).cost.step_s
-            best = make_plan(Request(model, [slice_], work, top=1), VERSION).plans[0].cost.step_s
+            best = make_plan(Query(model=model, slices=(slice_,), work=work, top=1)).plans[0].cost.step_s
             yield one.name, mine / best
 
 

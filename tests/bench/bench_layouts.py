@@ -24,7 +24,7 @@ from executor.levels.timing import REPEATS, label, measure, present_devices
 from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner.best.candidate import Candidate, price_candidate
+from planner.candidate import Candidate, price_candidate
 from planner.plan.plan import Plan
 from planner.query.request import Request
 from planner.search.problem import make_problem

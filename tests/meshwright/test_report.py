@@ -14,8 +14,9 @@ from meshwright.reports.plan import (
     runner_up,
     why_lost,
 )
-from meshwright.reports.text import Lines, Table, digits, render
+from meshwright.reports.text import Lines, Table, render
 from planner import api
+from planner.numbers import digits
 from planner.plan.compare import Comparison, Turn
 from planner.plan.plan import Constant, LayoutOf, MeshPiece, Plan
 from planner.plan.planfile import PlanFile

@@ -15,8 +15,8 @@ from oracles import bruteforce
 
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner.best.candidate import price_candidate
 from planner.best.sweep import sweep
+from planner.candidate import price_candidate
 from planner.coupled import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
 from planner.cpsat.phase_rows import Side, orders_of

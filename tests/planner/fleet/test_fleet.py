@@ -19,7 +19,7 @@ from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from meshwright.reports.fleet import report
 from meshwright.reports.text import render
-from planner.best.candidate import Candidate, price_candidate
+from planner.candidate import Candidate, price_candidate
 from planner.fleet import servers as fleet_servers
 from planner.fleet.fleet import NoFleet, fleet
 from planner.fleet.problem import ROLES

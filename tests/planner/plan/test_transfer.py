@@ -8,8 +8,8 @@ import pytest
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
-from planner.best.candidate import price_candidate
 from planner.best.sweep import sweep
+from planner.candidate import price_candidate
 from planner.plan.plan import Plan
 from planner.plan.transfer import (
     DCN_LATENCY_S,

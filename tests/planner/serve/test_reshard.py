@@ -11,8 +11,8 @@ import pytest
 from mesh.collectives import all_gather, all_to_all, group
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
-from planner.best.candidate import price_candidate
 from planner.best.sweep import sweep
+from planner.candidate import price_candidate
 from planner.plan.plan import Plan
 from planner.query.request import Request
 from planner.serve.reshard import Box, box_move, differing, insert_move, weight_names, weights_move

@@ -1,18 +1,19 @@
-"""`plan --solver cp-sat`: the best layout of every slice and batch by the CP-SAT model, and what it proved of each."""
+"""The best layout of every slice and batch by the CP-SAT model, and what it proved of each."""
 
 from __future__ import annotations
 
-from planner.best.candidate import Candidate, Sweep, problem_of
+from planner.best.sweep import Sweep
+from planner.candidate import Candidate, problem_of
 from planner.cpsat.rows import boards
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Solved, Solver
-from planner.query.request import CP_SAT, Progress, Request
+from planner.query.query import CP_SAT, Progress, Query, silent
 from planner.search.mesh_search import Board
 from planner.search.problem import Found
 
 
-def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Sweep:
-    """Solve every slice and batch of the request; by slice, then batch.
+def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
+    """Solve every slice and batch of the query; by slice, then batch.
 
     An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
     """
@@ -20,14 +21,14 @@ def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Swee
     bests: list[Candidate] = []
     solved: list[Solved] = []
     try:
-        for slice_ in request.slices:
+        for slice_ in query.slices:
             found[slice_.name] = Found()
             progress(f"pricing {slice_.name}")
-            problem = problem_of(request, slice_)
+            problem = problem_of(query, slice_)
             priced = boards(problem, found[slice_.name])
             for batch in dict.fromkeys(problem.work.batches):
                 progress(f"solving {slice_.name} at batch {batch}")
-                choice, proof = solve_batch(priced, batch, request.solver_seconds)
+                choice, proof = solve_batch(priced, batch, query.solver_seconds)
                 _note(found[slice_.name], priced, batch)
                 found[slice_.name].choices[batch] = [choice] if choice else []
                 bests += [Candidate(slice_, problem, choice)] if choice else []
@@ -40,7 +41,7 @@ def sweep_coupled(request: Request, progress: Progress = lambda _: None) -> Swee
         interrupted = True
     else:
         interrupted = False
-    seconds = request.solver_seconds
+    seconds = query.solver_seconds
     solver = Solver(name=CP_SAT, seconds=seconds, solved=tuple(solved), interrupted=interrupted)
     return Sweep(found, tuple(bests), solver, interrupted)
 

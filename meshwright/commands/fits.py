@@ -1,0 +1,56 @@
+"""The command `fits`."""
+
+from __future__ import annotations
+
+from meshwright.commandline import option
+from meshwright.options import (
+    CUTS,
+    DTYPES,
+    FILES,
+    FIX,
+    MODEL,
+    OUTPUT,
+    PROGRESS,
+    SLICES,
+    STEP,
+    WORKERS,
+    Asked,
+    format_of,
+    searching,
+)
+from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing
+from meshwright.parsing import whole
+
+
+@searching(
+    MODEL,
+    *SLICES,
+    STEP,
+    option("--batch", "N", "Sequences, for the largest context; default 1.", read=whole),
+    option("--context", "TOKENS", "Tokens in each cache or prompt, for the largest batch; 8192.", read=whole),
+    *DTYPES,
+    FIX,
+    *FILES,
+    *CUTS,
+    WORKERS,
+    PROGRESS,
+    OUTPUT,
+    format_of(),
+)
+def fits(asked: Asked) -> int:
+    """Find the largest batch and the largest context that fit each slice, and what runs out.
+
+    Exit 1: a batch at a context was asked for, and none of the slices takes it.
+    """
+    from meshwright.reports.fits import report, smallest_text
+    from planner.api import fits as run
+
+    check_output(asked.output)
+    with progress_line(asked.progress) as say:
+        found = run(asked.model, asked.slices, progress=say, **asked.options)
+    finish(found, lambda: report(found), asked.style, asked.output)
+    if found.interrupted:
+        return INTERRUPTED
+    if not {"batch", "context"} <= asked.options.keys() or found.smallest is not None:
+        return 0
+    return say_nothing(f"{found.model}: {smallest_text(found)}")

@@ -1,0 +1,118 @@
+"""Why there is no plan: nothing fits, or nothing meets the targets; and which candidates do meet them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from mesh.errors import InputError, MeshwrightError
+from mesh.slices import Slice, slices_of
+from planner.candidate import Candidate
+from planner.plan.planfile import Example, Rejected, Search
+from planner.query.query import Query
+from planner.query.targets import Target, Targets
+from planner.search.problem import OVER_MEMORY, Found, make_problem
+from planner.search.search import search
+
+
+class NothingFits(MeshwrightError):
+    """No layout fits, or none meets the targets: why, and the smallest slice of the same chip on which one fits.
+
+    `rejected`: assignments that were ruled out, by reason. `search`: what was searched.
+    """
+
+    def __init__(self, why: str, rejected: tuple[Rejected, ...], smallest: str | None, covered: Search) -> None:
+        super().__init__(why)
+        self.rejected, self.smallest, self.search = rejected, smallest, covered
+
+
+def check_targets(query: Query) -> None:
+    """Raise `InputError` on a target that is none of the query's phase, or that leaves none of its slices."""
+    targets, phase = query.targets, query.work.phase
+    if targets.max_ttft_s is not None and phase == "decode":
+        raise InputError(
+            "max_ttft_s: a decode step has no first token; expected the phase prefill or serve with it", "max_ttft_s"
+        )
+    least = min(query.slices, key=lambda s: (s.chips, s.name))
+    if targets.max_chips is not None and least.chips > targets.max_chips:
+        raise InputError(
+            f"max_chips {targets.max_chips} leaves none of the slices: the smallest, {least.name}, has {least.chips} "
+            "chips; expected a smaller slice or more chips",
+            "max_chips",
+        )
+
+
+def meeting(candidates: Sequence[Candidate], query: Query) -> list[Candidate]:
+    """Those that meet every target. The best of a slice and batch does, if any layout of it does."""
+    return [c for c in candidates if not query.targets.missed(c)]
+
+
+def why_none(candidates: Sequence[Candidate], query: Query) -> str:
+    """Which target none meets, or which two no candidate meets together, and how near the nearest comes."""
+    targets = [target for target, _ in query.targets.given()]
+    misses = [set(query.targets.missed(c)) for c in candidates]
+    for count in range(1, len(targets) + 1):
+        for some in combinations(targets, count):
+            if all(set(some) & miss for miss in misses):
+                return _sentence(some, candidates, misses, query.targets)
+    raise AssertionError("some candidate meets every target")
+
+
+def _sentence(
+    some: Sequence[Target], candidates: Sequence[Candidate], misses: Sequence[set[Target]], targets: Targets
+) -> str:
+    """Of the last of these targets: how near those come that meet the others."""
+    *others, last = some
+    near = [c for c, miss in zip(candidates, misses, strict=True) if not set(others) & miss]
+    best = min(near, key=lambda c: (last.short_of(c), c.slice_.chips, c.slice_.name, c.choice.batch))
+    words = [targets.says(target) for target in some]
+    says = f"no plan meets {words[0]}" if not others else f"no plan meets {' and '.join(words)} together"
+    within = f"; with {' and '.join(words[:-1])} the nearest has" if others else "; the nearest has"
+    value = last.value(best)
+    assert value is not None  # of the query's phase, which `check_targets` has seen to
+    return f"{says}{within} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
+
+
+def nothing_fits(query: Query, found: Mapping[str, Found], covered: Search) -> NothingFits:
+    """The error where no layout fits: of the query's largest slice and smallest batch."""
+    slice_ = max(query.slices, key=lambda s: (s.chips, s.name))
+    batch = min(query.work.batches)
+    least = found[slice_.name].least_bytes.get(batch)
+    usable = slice_.chip.usable_hbm_bytes_per_device
+    if least is None:
+        why = f"no layout of {query.model.name} divides over {slice_.name} at batch {batch}"
+    else:
+        why = (
+            f"{query.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB "
+            f"per device at the least, and {usable / 1e9:.2f} GB are usable"
+        )
+    return NothingFits(why, rejected(found), _smallest(query, slice_, batch), covered)
+
+
+def _smallest(query: Query, slice_: Slice, batch: int) -> str | None:
+    """The smallest larger slice of the same chip on which some layout of that batch fits."""
+    asked = replace(query.at(batch), fixed={}, targets=Targets())
+    for larger in slices_of(slice_.chip):
+        if larger.chips > slice_.chips and search(make_problem(asked, larger), 1).choices.get(batch):
+            return larger.name
+    return None
+
+
+def rejected(found: Mapping[str, Found]) -> tuple[Rejected, ...]:
+    """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
+    grouped: dict[str, tuple[int, Example]] = {}
+    for one in found.values():
+        for (component, reason), (count, example) in one.rejected.items():
+            key = f"{component}: {reason}"
+            before, first = grouped.get(key, (0, _example(reason, example)))
+            grouped[key] = (before + count, first)
+    return tuple(Rejected(reason=k, count=n, example=e) for k, (n, e) in sorted(grouped.items()))
+
+
+def _example(reason: str, numbers: Mapping[str, float]) -> Example:
+    if reason == OVER_MEMORY:
+        need, have = f"{numbers['bytes'] / 1e9:.2f} GB per device", f"{numbers['usable'] / 1e9:.2f} GB"
+        return Example(need=need, have=have)
+    dims = [f"{name} = {value:.0f}" for name, value in numbers.items() if name != "ways"]
+    return Example(need=f"a multiple of {numbers['ways']:.0f}", have=", ".join(dims) or "the batch")

@@ -1,0 +1,94 @@
+"""Candidates: choices of a search on their slices, ready to be ranked, judged by targets, and priced in full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from mesh.slices import Slice
+from planner.plan.layout import Layout, from_choice
+from planner.plan.plan import Plan
+from planner.plan.pricing import price_layout
+from planner.query.query import Query
+from planner.query.targets import Merits, Prices, dollars_per_million_tokens, price_of
+from planner.search.largest import largest_batch
+from planner.search.problem import Choice, Problem, make_problem
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice on a slice. Its figures are what targets are judged by (`planner.query.targets.Figures`)."""
+
+    slice_: Slice
+    problem: Problem
+    choice: Choice
+
+    def layout(self) -> Layout:
+        """The layout of the choice."""
+        return from_choice(self.choice, self.problem.components)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.choice.step_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds to the first token: a prefill's step; None of a decode step, which has no first token."""
+        return self.choice.step_s if self.problem.work.phase == "prefill" else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens decoded, or of prompts, per second."""
+        work = self.problem.work
+        return self.choice.batch * (work.context if work.phase == "prefill" else 1) / self.choice.step_s
+
+    @property
+    def chips(self) -> int:
+        """Chips of the slice."""
+        return self.slice_.chips
+
+    @property
+    def tokens_per_s_per_chip(self) -> float:
+        """Tokens decoded, or of prompts, per second and chip of the slice."""
+        return self.tokens_per_s / self.slice_.chips
+
+    def dollars(self, prices: Prices) -> float | None:
+        """Dollars per million tokens; None where the slice's chip has no price."""
+        price = price_of(prices, self.slice_.chip.name)
+        return None if price is None else dollars_per_million_tokens(price, self.tokens_per_s_per_chip)
+
+    def merits(self, prices: Prices) -> Merits:
+        """What an objective ranks it by."""
+        dollars = self.dollars(prices)
+        return Merits(self.choice.step_s, self.tokens_per_s_per_chip, inf if dollars is None else dollars)
+
+
+def problem_of(query: Query, slice_: Slice) -> Problem:
+    """The problem of a slice; with automatic batches, powers of two and the largest that fits."""
+    if not query.auto:
+        return make_problem(query, slice_)
+    largest = largest_batch(query, slice_) or 1
+    powers = (1 << i for i in range(largest.bit_length()))
+    return make_problem(query.at(*dict.fromkeys((*powers, largest))), slice_)
+
+
+def price_candidate(candidate: Candidate, query: Query) -> Plan:
+    """The plan of a candidate, priced step by step; fails loudly where the search's tables said otherwise."""
+    choice, problem = candidate.choice, candidate.problem
+    plan = price_layout(
+        candidate.layout(),
+        candidate.slice_,
+        query.model,
+        query.work,
+        choice.batch,
+        choice.padded_batch,
+        problem.fast,
+    )
+    for name, mine, theirs in (
+        ("step_s", plan.cost.step_s, choice.step_s),
+        ("total_bytes", plan.memory.total_bytes, choice.total_bytes),
+    ):
+        if abs(mine - theirs) > 1e-9 * max(mine, theirs):
+            raise RuntimeError(f"the search priced {name} at {theirs}, the plain cost function at {mine}: {choice}")
+    return plan

@@ -1,0 +1,272 @@
+"""What is asked, as one checked value, and how a caller's words become it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from mesh.errors import InputError
+from mesh.slices import Slice
+from planner.query.slices import chosen_slices
+from planner.query.targets import Prices, Targets, check_objective, check_prices
+from strategies.layoutfile import read_layout
+from strategies.models.configs import load_model
+from strategies.models.models import Model
+from strategies.models.workload import Dtypes, Workload
+from strategies.notation import Program
+from strategies.readers.cost import check_compute
+
+EXHAUSTIVE, CP_SAT = "exhaustive", "cp-sat"
+CUTS = TWO, ALL, NONE = "two", "all", "none"
+"""Which meshes are searched: how physical axes are cut into mesh axes, see `planner.search.meshes`."""
+AUTO = "auto"
+BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
+"""The batches of a phase where none is named."""
+CONTEXT = 8192
+MOST_SLICES = 100_000
+MOST_WORKERS, MOST_TOP = 1024, 1000
+
+Progress = Callable[[str], None]
+Fixed = Mapping[str, Mapping[str, frozenset[str]]]
+Batch = int | Sequence[int] | str
+"""One batch, several, or "auto": powers of two and the largest that fits each slice."""
+
+
+def silent(_: str) -> None:
+    """Report no progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What is asked: a model, slices, a step, what layouts may be, and what is wanted of them.
+
+    `work`: the phase, its batches on each slice, the context and the dtypes. `auto`: instead of these batches, powers
+    of two and the largest that fits each slice. `per_slice`: of each slice only the plan of its best batch.
+    `num_slices`: equal slices joined by DCN, each with its part of the batch. `objective`: a name of
+    `planner.query.targets.OBJECTIVES`. `top`: plans of the best one's slice and batch, itself included. `fixed`: the
+    roles that torus axes may have, by component and axis. `cuts`: one of `CUTS`. `workers`: processes that search
+    (None: one per core). `solver`: "exhaustive", or "cp-sat", which proves the best alone, each slice and batch within
+    `solver_seconds` (None: no limit). Raises `InputError` on what cannot be, or contradicts itself.
+    """
+
+    model: Model
+    slices: tuple[Slice, ...]
+    work: Workload
+    auto: bool = False
+    per_slice: bool = False
+    num_slices: int = 1
+    objective: str = "throughput"
+    top: int = 5
+    targets: Targets = field(default_factory=Targets)
+    prices: Prices = field(default_factory=dict)
+    fixed: Fixed = field(default_factory=dict)
+    programs: tuple[Program, ...] = ()
+    cuts: str = TWO
+    workers: int | None = None
+    solver: str = EXHAUSTIVE
+    solver_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_objective(self.objective, self.prices)
+        if self.cuts not in CUTS:
+            raise InputError(f"cuts '{self.cuts}': expected {', '.join(CUTS)}", "cuts")
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            raise InputError(f"workers {self.workers}: expected a whole number from 1 to {MOST_WORKERS}")
+        check_solver(self.solver, self.solver_seconds)
+        if not 1 <= self.top <= MOST_TOP:
+            raise InputError(f"top {self.top}: expected a whole number from 1 to {MOST_TOP}")
+        if not 1 <= self.num_slices <= MOST_SLICES:
+            raise InputError(f"num_slices {self.num_slices}: expected a whole number from 1 to {MOST_SLICES}")
+        if not self.slices:
+            raise InputError("no slice given; expected at least one, such as v5e:4x4")
+        for slice_ in self.slices:
+            check_compute(slice_.chip, self.work.dtypes.compute)
+        check_prices(self.prices, (slice_.chip.name for slice_ in self.slices))
+
+    def at(self, *batches: int, context: int | None = None) -> Query:
+        """The same at these batches, each of every slice."""
+        work = msgspec.structs.replace(self.work, batches=batches, context=context or self.work.context)
+        return replace(self, work=work, auto=False)
+
+
+def check_solver(solver: str, seconds: float | None) -> None:
+    """Raise `InputError` on a solver that is not known, and on a time limit that is none or that it does not take."""
+    if solver not in (EXHAUSTIVE, CP_SAT):
+        raise InputError(f"solver '{solver}': expected {EXHAUSTIVE} or {CP_SAT}", "solver")
+    if seconds is not None and not (isfinite(seconds) and seconds > 0):
+        raise InputError(
+            f"solver_seconds {seconds:g}: expected a number of seconds above 0, such as 10", "solver_seconds"
+        )
+    if seconds is not None and solver != CP_SAT:
+        raise InputError(
+            f"solver_seconds {seconds:g}: a limit of the solver {CP_SAT}; the {solver} search has none",
+            "solver_seconds",
+        )
+
+
+class SearchOptions(TypedDict, total=False):
+    """Keywords of every function that searches.
+
+    chips, chip_counts: every legal slice of these chips, with a number of chips within (least, most) where given;
+        most None: no end. `max_chips` of the targets leaves larger ones out.
+    chip_file: a chip file, whose chip is known by its name, too.
+    constants: what programs reach of the data sheet: "chip" (the chip's own), "data-sheet", or the data set to which
+        they were fitted.
+    weights, kv, activations, compute: dtypes; "bf16" by default, compute: the activations'.
+    programs: `.layout` files whose programs join the search.
+    targets: what plans must meet. prices: dollars per chip and hour, by chip name.
+    cuts: how torus axes are cut into mesh axes: "two", "all" or "none" (see `planner.search.meshes`).
+    workers: processes that search; None: one per core.
+    """
+
+    chips: Sequence[str] | str
+    chip_counts: tuple[int, int | None] | None
+    chip_file: str | Path | None
+    constants: str
+    weights: str
+    kv: str
+    activations: str
+    compute: str | None
+    programs: Sequence[str | Path]
+    targets: Targets | None
+    prices: Prices | None
+    cuts: str
+    workers: int | None
+
+
+class QueryOptions(SearchOptions, total=False):
+    """Keywords of functions that ask of one phase.
+
+    phase: "decode" or "prefill".
+    batch: one batch, several, or "auto": powers of two and the largest that fits each slice.
+    context: tokens in each filled cache (decode) or in each prompt (prefill).
+    fix: the role that a torus axis must have, by component and axis: {"attention": {"Z": "B"}}.
+    """
+
+    phase: str
+    batch: Batch | None
+    context: int
+    fix: Mapping[str, Mapping[str, str]] | None
+
+
+def query_of(
+    model: Model | str | Path,
+    slices: Sequence[Slice | str] | Slice | str,
+    options: Mapping[str, Any],
+    **best: Any,
+) -> Query:
+    """The query of a caller's words; `options`: keywords of `QueryOptions`, `best`: other fields of the query.
+
+    Raises `InputError` on bad input, and `TypeError` on a keyword that is not known.
+    """
+    given = Given(options, set(best))
+    targets = given.take("targets") or Targets()
+    named = given.slices(slices, targets)
+    work, auto = given.work()
+    query = Query(
+        model=model_of(model),
+        slices=named,
+        work=work,
+        auto=auto,
+        fixed=fixed_roles(given.take("fix")),
+        targets=targets,
+        prices=given.take("prices") or {},
+        programs=programs_of(given.take("programs") or ()),
+        cuts=given.take("cuts") or TWO,
+        workers=given.take("workers"),
+        **best,
+    )
+    given.finish()
+    return query
+
+
+@dataclass(frozen=True)
+class Given:
+    """Keywords as a caller gave them, each taken once."""
+
+    options: Mapping[str, Any]
+    taken: set[str] = field(default_factory=set)
+
+    def take(self, name: str) -> Any:
+        """The value of a keyword; None where it was not given."""
+        self.taken.add(name)
+        return self.options.get(name)
+
+    def finish(self) -> None:
+        """Raise `TypeError` on a keyword that nothing took."""
+        for name in self.options:
+            if name not in self.taken:
+                known = ", ".join(sorted(self.taken))
+                raise TypeError(f"unexpected keyword argument {name!r}; expected some of {known}")
+
+    def slices(self, named: Sequence[Slice | str] | Slice | str, targets: Targets) -> tuple[Slice, ...]:
+        """The named slices, and every legal one of the chips."""
+        chips = self.take("chips") or ()
+        return chosen_slices(
+            [named] if isinstance(named, str | Slice) else named,
+            [chips] if isinstance(chips, str) else chips,
+            self.take("chip_counts"),
+            chip_file=self.take("chip_file"),
+            constants=self.take("constants") or "chip",
+            most_chips=targets.max_chips,
+        )
+
+    def dtypes(self) -> Dtypes:
+        """The dtypes; compute is by default the activations'."""
+        activations = self.take("activations") or "bf16"
+        return Dtypes(
+            weights=self.take("weights") or "bf16",
+            kv=self.take("kv") or "bf16",
+            activations=activations,
+            compute=self.take("compute") or activations,
+        )
+
+    def work(self) -> tuple[Workload, bool]:
+        """The step that is asked about, and whether its batches are to be found."""
+        phase, context = self.take("phase") or "decode", self.take("context")
+        alias = self.take("batches")
+        batches, auto = batches_of(self.take("batch") if alias is None else alias, phase)
+        return (
+            Workload(
+                phase=phase,
+                batches=batches,
+                context=CONTEXT if context is None else context,
+                dtypes=self.dtypes(),
+            ),
+            auto,
+        )
+
+
+def model_of(model: Model | str | Path) -> Model:
+    """The model itself, or the one of that name or file."""
+    return model if isinstance(model, Model) else load_model(model)
+
+
+def batches_of(batch: Batch | None, phase: str) -> tuple[tuple[int, ...], bool]:
+    """The batches that a caller names (None: those of the phase), and whether they are to be found for each slice.
+
+    >>> batches_of(64, "decode"), batches_of([1, 8], "decode"), batches_of("auto", "decode")
+    (((64,), False), ((1, 8), False), ((1,), True))
+    """
+    if isinstance(batch, str):
+        if batch != AUTO:
+            raise InputError(f"batch {batch!r}: expected a whole number, several of them, or {AUTO}")
+        return (1,), True
+    if isinstance(batch, int):
+        return (batch,), False
+    return (BATCHES.get(phase, (1,)) if batch is None else tuple(batch)), False
+
+
+def programs_of(paths: Sequence[str | Path]) -> tuple[Program, ...]:
+    """The programs of `.layout` files."""
+    return tuple(program for path in paths for program in read_layout(Path(path)))
+
+
+def fixed_roles(fix: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, frozenset[str]]]:
+    """The role that a torus axis must have, by component and axis."""
+    return {name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()}
