@@ -153,9 +153,9 @@ class Objective:
     needs_prices: bool = False
 
     def rank(self, merits: Merits) -> tuple[float, float]:
-        """The key to sort by, best first; values that agree to 12 digits are equal."""
+        """The key to sort by, best first; first values that agree to 12 digits are equal."""
         first, second = self.key(merits)
-        return float(f"{first:.12g}"), float(f"{second:.12g}")
+        return float(f"{first:.12g}"), second
 
 
 OBJECTIVES = {

@@ -113,8 +113,10 @@ class Way:
 
     def rank(self, asked: ServeQuery) -> tuple[object, ...]:
         """Best first, by the objective; ties by the other figures, then by names."""
+        first, second = OBJECTIVES[asked.query.objective].rank(self.merits(asked))
         return (
-            *OBJECTIVES[asked.query.objective].rank(self.merits(asked)),
+            first,
+            float(f"{second:.12g}"),
             self.chips,
             MODES.index(self.mode),
             self.prefill.slice,
