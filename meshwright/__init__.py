@@ -7,6 +7,7 @@ networkx, ortools and jax.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshwright.shadows import shadow
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from mesh.errors import InputError as InputError
     from mesh.slices import Slice as Slice
     from mesh.slices import parse_slice as parse_slice
-    from meshwright.cli import main as main
     from planner.api import fits as fits
     from planner.api import fleet as fleet
     from planner.api import pareto as pareto
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from strategies.models.models import Model as Model
 
 _HOMES = {
-    "main": "meshwright.cli",
     "Chip": "mesh.chips",
     "Fits": "planner.fits.fits",
     "Fleet": "planner.plan.file_fleet",
@@ -77,6 +76,13 @@ _HOMES = {
     "serve": "planner.api",
     "validate": "planner.validate.validate",
 }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the `meshwright` command and return its exit code; an error is one line on stderr."""
+    from meshwright.cli import main as run
+
+    return run(arguments)
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing, show
+from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show
 from meshwright.parsing import number
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
     from planner.api import fleet as run
     from planner.best.nothing import NothingFits
 
-    check_output(asked.output)
     try:
         with progress_line(asked.progress) as say:
             found = run(asked.model, parsing.quota(quota), parsing.traffic(traffic), progress=say, **asked.options)

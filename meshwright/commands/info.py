@@ -23,7 +23,7 @@ from meshwright.options import (
     WEIGHTS,
     format_of,
 )
-from meshwright.output import check_output, finish, show
+from meshwright.output import finish, show
 from meshwright.parsing import whole
 
 
@@ -96,7 +96,6 @@ def price(*, model: str, slice_: str, layout: str, output: str | None, style: st
     from meshwright.reports.plan import report
     from planner import api
 
-    check_output(output)
     found = api.price(model, slice_, layout, **given)
     finish(found, lambda: report(found), style, output)
     return ended(found)

@@ -25,7 +25,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing, show_nothing
+from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show_nothing
 from meshwright.parsing import number, one_of, whole
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def plan(asked: Asked, outputs: tuple[str, ...]) -> int:
     top = asked.options.get("top", 1)
     if asked.options["solver"] == "cp-sat" and top > 1:
         raise InputError(f"--top {top}: --solver cp-sat proves the best alone; expected --top 1, or no --solver")
-    output = one_file(outputs)
-    check_output(output)
-    return _plan(asked, output)
+    return _plan(asked, one_file(outputs))
 
 
 def _plan(asked: Asked, output: str | None) -> int:

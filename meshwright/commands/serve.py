@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mesh.errors import InputError
 from meshwright.commands.plan import ended, one_file
 from meshwright.options import Asked
-from meshwright.output import check_output, finish, progress_line, show_nothing
+from meshwright.output import finish, progress_line, show_nothing
 from meshwright.parsing import one_of, whole, words
 
 _TOKENS = "expected --input TOKENS and --output TOKENS, such as --input 2000 --output 300"
@@ -26,7 +27,6 @@ def serve(asked: Asked, outputs: Sequence[str]) -> int:
     if "input_tokens" not in options:
         raise InputError(f"--phase serve: {_TOKENS}")
     options["serving"] = modes(options.get("serving", ()))
-    check_output(output)
     try:
         with progress_line(asked.progress) as say:
             found = run(asked.model, asked.slices, output_tokens=output_tokens, progress=say, **options)
@@ -63,11 +63,12 @@ def modes(serving: Sequence[str]) -> tuple[str, ...]:
     return MODES if "all" in named else named
 
 
-def _refuse_others(options: dict[str, object]) -> None:
+def _refuse_others(options: dict[str, Any]) -> None:
     """Take out options that belong to a phase alone; raise `InputError` where they were given."""
     fix, num_slices, context = (options.pop(name, None) for name in ("fix", "num_slices", "context"))
-    if fix:
-        raise InputError("--fix: --phase serve does not take it; plan a phase alone for that")
+    for component, axes in (fix or {}).items():
+        roles = ",".join(f"{axis}:{role}" for axis, role in axes.items())
+        raise InputError(f"--fix {component}={roles}: --phase serve does not take it; plan a phase alone for that")
     if num_slices != 1:
         raise InputError(
             f"--num-slices {num_slices}: --phase serve does not take it; it says itself how many slices serve"

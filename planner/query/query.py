@@ -229,8 +229,7 @@ class Given:
     def work(self) -> tuple[Workload, bool]:
         """The step that is asked about, and whether its batches are to be found."""
         phase, context = self.take("phase") or "decode", self.take("context")
-        alias = self.take("batches")
-        batches, auto = batches_of(self.take("batch") if alias is None else alias, phase)
+        batches, auto = batches_of(self.take("batch"), phase)
         return (
             Workload(
                 phase=phase,

@@ -7,7 +7,7 @@ import sys
 import time
 
 from planner.api import plan
-from planner.best.solve import NothingFits
+from planner.best.nothing import NothingFits
 from planner.plan.plan import Plan
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "mixtral-8x7b", "palm-540b", "gpt-oss-120b")
@@ -29,7 +29,7 @@ def best(model: str, slice_name: str, phase: str, batch: int, context: int, cuts
     started = time.process_time()
     options = {"weights": "int8", "kv": "int8", "top": 1, "workers": 1}
     try:
-        found = plan(model, slice_name, phase=phase, batches=(batch,), context=context, cuts=cuts, **options)  # type: ignore[arg-type]
+        found = plan(model, slice_name, phase=phase, batch=(batch,), context=context, cuts=cuts, **options)  # type: ignore[arg-type]
     except NothingFits:
         return None, time.process_time() - started
     return found.plans[0], time.process_time() - started

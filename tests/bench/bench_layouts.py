@@ -26,7 +26,7 @@ from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.candidate import Candidate, price_candidate
 from planner.plan.plan import Plan
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.problem import make_problem
 from planner.search.search import search
 from strategies.components import IDLE, Component, components
@@ -126,7 +126,7 @@ def compare_layouts(
 
 def layouts_of(slice_: Slice, model: Model, work: Workload) -> list[Plan]:
     """The best layout for every pair of roles that attention and the MLP can have on the whole slice, by price."""
-    request, found = Request(model=model, slices=[slice_], work=work), dict[str, Plan]()
+    request, found = Query(model=model, slices=[slice_], work=work), dict[str, Plan]()
     for fixed in _pairs(components(model, work), slice_):
         one = replace(request, fixed=fixed)
         problem = make_problem(one, slice_)
@@ -136,8 +136,8 @@ def layouts_of(slice_: Slice, model: Model, work: Workload) -> list[Plan]:
     return sorted(found.values(), key=lambda p: (p.cost.step_s, label(p)))
 
 
-def _pairs(parts: Sequence[Component], slice_: Slice) -> Iterator[dict[str, dict[str, frozenset[str]]] | None]:
-    yield None
+def _pairs(parts: Sequence[Component], slice_: Slice) -> Iterator[dict[str, dict[str, frozenset[str]]]]:
+    yield {}
     first, second = [c for c in parts if c.kind != "vocab"][:2]
     axes = [axis.name for axis in slice_.axes if axis.size > 1]
     for a in _roles(first) if axes else ():

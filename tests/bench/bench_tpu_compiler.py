@@ -69,7 +69,7 @@ def matrix() -> Iterator[Case]:
 
 def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, weights: str, kv: str) -> Plan:
     """The best plan of a case; raises `meshwright.NothingFits`."""
-    found = meshwright.plan(model, slice_, phase=phase, batches=[batch], context=context, weights=weights, kv=kv, top=1)
+    found = meshwright.plan(model, slice_, phase=phase, batch=[batch], context=context, weights=weights, kv=kv, top=1)
     return found.plans[0]
 
 

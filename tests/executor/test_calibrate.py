@@ -146,7 +146,7 @@ def test_a_plan_is_made_on_the_calibrated_chip(found: Calibration, tmp_path: Pat
         assert found.chip.sources[field].startswith("calibrated from 4 x cpu, all at once, on 20")
     assert "4 devices share the cores" in path.read_text()
     plans = meshwright.plan(
-        tiny_config(tmp_path), "cpu:4", batches=[4], context=64, activations="f32", chip_file=path
+        tiny_config(tmp_path), "cpu:4", batch=[4], context=64, activations="f32", chip_file=path
     ).plans
     assert plans[0].slice == "cpu:4"
     calibrated = {c.name: c.calibrated for c in plans[0].constants}

@@ -69,7 +69,7 @@ VALUES = {
     "--kv q4": "dtype 'q4' is not known; expected one of: f32, bf16, f16, fp8, int8, int4",
     "--activations half": "dtype 'half' is not known; expected one of: f32, bf16, f16, fp8, int8, int4",
     "--phase train": "--phase 'train': expected decode, prefill or serve",
-    "--objective cost": "objective 'cost' needs --price-per-chip-hour, such as 1.2 or v5e=1.2,v6e=2.7",
+    "--objective cost": "objective 'cost' needs prices per chip and hour, such as 1.2 or v5e=1.2,v6e=2.7",
     "--objective speed": "objective 'speed' is not known; expected throughput, latency, cost",
     "--format xml": "--format 'xml': expected table, json or markdown",
     "--progress yes": "--progress 'yes': expected auto or never",
@@ -177,7 +177,7 @@ def plan_text() -> str:
     """A small plan file as JSON."""
     from planner.plan.planfile import encode
 
-    found = api.plan("llama-3.1-8b", "v5e:2x2", batches=[8], context=1024, weights="int8", kv="int8", top=1)
+    found = api.plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, weights="int8", kv="int8", top=1)
     return encode(found).decode()
 
 
@@ -363,8 +363,8 @@ def test_full_disk_is_one_line() -> None:
 def test_signal_during_a_search_leaves_no_traceback() -> None:
     """SIGINT in the middle of a search ends the command with exit code 130 and one line."""
     code = (
-        "import meshwright, os, signal, sys, time; from planner import api\n"
-        "api.make_plan = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(10))\n"
+        "import meshwright, os, signal, sys, time; from planner.best import solve\n"
+        "solve.make_plan = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(10))\n"
         f"sys.exit(meshwright.main({['plan', *TOP]}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)

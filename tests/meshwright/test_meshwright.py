@@ -73,7 +73,7 @@ def test_public_names_resolve() -> None:
 
 def test_api_plans_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """`meshwright.plan` returns what the command prints as JSON."""
-    mine = meshwright.plan("llama-3.1-8b", "v5e:2x2", batches=[8], context=1024, weights="int8", kv="int8")
+    mine = meshwright.plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, weights="int8", kv="int8")
     theirs = json.loads(out(capsys, "plan", *SMALL, "--batch", "8", "--format", "json"))
     assert msgspec.json.decode(msgspec.json.encode(mine.plans)) == theirs["plans"]
 
@@ -83,7 +83,7 @@ def test_api_takes_objects_and_fixed_roles() -> None:
     found = meshwright.plan(
         meshwright.load_model("llama-3.1-8b"),
         meshwright.parse_slice("v5e:2x2"),
-        batches=[8],
+        batch=[8],
         weights="int8",
         fix={"attention": {"X": "B", "Y": "B"}},
     )

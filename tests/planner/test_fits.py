@@ -15,6 +15,7 @@ from mesh.slices import Slice, parse_slice
 from meshwright.reports.fits import report, runs_out_text
 from meshwright.reports.text import render
 from planner import api
+from planner.api import fits
 from planner.fits.fits import (
     ACTIVATIONS,
     CACHE,
@@ -25,10 +26,9 @@ from planner.fits.fits import (
     Fits,
     Largest,
     SliceFits,
-    fits,
     make_fits,
 )
-from planner.query.request import Request
+from planner.query.query import Query
 from strategies.models.configs import load_model
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import LARGEST_CONTEXT, Dtypes, Workload
@@ -57,7 +57,7 @@ def test_each_slice_takes_what_plan_has_a_layout_for_and_no_more(found: Fits) ->
 def fitting(name: str, batch: int, context: int) -> bool:
     """Whether `plan` finds a layout."""
     try:
-        return bool(api.plan("llama-3.1-8b", name, batches=[batch], context=context, top=1).plans)
+        return bool(api.plan("llama-3.1-8b", name, batch=[batch], context=context, top=1).plans)
     except meshwright.NothingFits:
         return False
 
@@ -110,30 +110,30 @@ def toy(window: int | None = None, F: int = 64) -> Model:
 
 def asked(
     model: Model, fixed: Mapping[str, Mapping[str, frozenset[str]]] | None = None, usable_bytes: float = 3e6
-) -> Request:
+) -> Query:
     """A decode request of a toy model on v5e:2x4 with little HBM."""
     slice_ = parse_slice("v5e:2x4")
     chip = msgspec.structs.replace(slice_.chip, usable_hbm_bytes_per_device=usable_bytes)
     work = Workload(phase="decode", batches=(1,), context=64, dtypes=Dtypes())
-    return Request(model=model, slices=[parse_slice(slice_.name, chip)], work=work, fixed=fixed, workers=1)
+    return Query(model=model, slices=[parse_slice(slice_.name, chip)], work=work, fixed=fixed or {}, workers=1)
 
 
 def test_nothing_runs_out_where_windows_bound_the_cache() -> None:
     """With a sliding window the cache stops growing: every context fits."""
-    row = make_fits(asked(toy(window=32)), "test").slices[0]
+    row = make_fits(asked(toy(window=32))).slices[0]
     assert (row.context.largest, row.context.runs_out, row.context.next) == (LARGEST_CONTEXT, NOTHING, None)
 
 
 def test_activations_run_out_where_they_are_most() -> None:
     """With a window of one token and a wide MLP it is activations that fill HBM."""
-    row = make_fits(asked(toy(window=1, F=8192)), "test").slices[0]
+    row = make_fits(asked(toy(window=1, F=8192))).slices[0]
     assert row.batch.runs_out == ACTIVATIONS
 
 
 def test_batches_that_no_layout_runs_are_named() -> None:
     """With attention fixed to cut the batch over 8 devices, 9 to 12 would be padded by more than 25%, and 13 is not."""
     roles = {"attention": {"X": frozenset({"B"}), "Y": frozenset({"B"})}}
-    of = make_fits(asked(toy(), roles, usable_bytes=3.3e5), "test").slices[0].batch
+    of = make_fits(asked(toy(), roles, usable_bytes=3.3e5)).slices[0].batch
     assert (of.largest, of.next) == (8, 13)
     assert runs_out_text(of) == "HBM: KV cache (next that runs: 13)"
 
@@ -144,7 +144,7 @@ def test_a_model_that_divides_over_no_layout_says_so() -> None:
         toy(), groups=(LayerGroup(count=1, attention=Attention(N=1, K=1, H=8), mlp=Mlp(F=64, gated=False)),)
     )
     roles = {"attention": {"X": frozenset({"K"}), "Y": frozenset({"K"})}}
-    of = make_fits(asked(model, roles), "test").slices[0].batch
+    of = make_fits(asked(model, roles)).slices[0].batch
     assert (of.largest, of.runs_out, of.next, of.memory) == (None, DIVISION, None, None)
     assert runs_out_text(of) == "no layout divides"
 
@@ -204,7 +204,7 @@ def test_an_interrupt_leaves_the_slices_that_were_filled(
     for most in (1, 0):
         counted = iter(range(100))
 
-        def once(of: tuple[Request, Slice], most: int = most, counted: Iterator[int] = counted) -> SliceFits:
+        def once(of: tuple[Query, Slice], most: int = most, counted: Iterator[int] = counted) -> SliceFits:
             if next(counted) >= most:
                 raise KeyboardInterrupt
             return filled(of)

@@ -20,16 +20,17 @@ import meshwright
 from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
+from meshwright.reports import frontier_plot as plot_frontier
 from meshwright.reports.frontier import CSV_COLUMNS, as_csv, report
 from meshwright.reports.text import render
-from planner.best.solve import NothingFits
+from planner.api import pareto
+from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.frontier import pareto as module
-from planner.frontier import plot as plot_frontier
-from planner.frontier.pareto import make_frontier, pareto, point_of, undominated, values_of
+from planner.frontier.pareto import make_frontier, point_of, undominated, values_of
 from planner.plan.file_frontier import Frontier, Point
 from planner.plan.planfile import PlanFile, encode, read_plan
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.query.targets import Targets
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
@@ -39,10 +40,10 @@ PRICES = {"v5e": 1.2, "v6e": 2.7}
 BATCHES = (1, 4, 16, 64)
 
 
-def request(names: Sequence[str] = SLICES, **options: object) -> Request:
+def request(names: Sequence[str] = SLICES, **options: object) -> Query:
     """Llama-3.1-8B, decode, on small slices of two chips."""
     work = Workload(phase="decode", batches=BATCHES, context=2048, dtypes=Dtypes(weights="int8"))
-    plain = Request(
+    plain = Query(
         model=load_model("llama-3.1-8b"), slices=[parse_slice(name) for name in names], work=work, prices=PRICES
     )
     return replace(plain, workers=1, **options)  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ def request(names: Sequence[str] = SLICES, **options: object) -> Request:
 @pytest.fixture(scope="module")
 def found() -> PlanFile:
     """The frontier of that request."""
-    return make_frontier(request(), "test")
+    return make_frontier(request())
 
 
 def frontier(file: PlanFile) -> Frontier:
@@ -125,7 +126,7 @@ def test_cost_follows_from_price_and_throughput(found: PlanFile) -> None:
 def test_the_order_of_slices_and_batches_does_not_matter(found: PlanFile) -> None:
     """Options in another order give the same frontier, whatever was found first."""
     work = msgspec.structs.replace(request().work, batches=BATCHES[::-1])
-    other = make_frontier(request(SLICES[::-1], work=work), "test")
+    other = make_frontier(request(SLICES[::-1], work=work))
     assert (other.plans, other.frontier) == (found.plans, found.frontier)
 
 
@@ -174,10 +175,10 @@ def test_more_slices_and_looser_targets_never_make_the_frontier_worse(found: Pla
     """On real candidates: each subset of slices, and each tighter target, has no point that the whole lacks."""
     whole = frontier(found).points
     for names in (SLICES[:1], SLICES[1:], SLICES[::2]):
-        assert not worse(whole, frontier(make_frontier(request(names), "test")).points)
+        assert not worse(whole, frontier(make_frontier(request(names))).points)
     last: Sequence[Point] = ()
     for limit_s in (0.002, 0.004, 0.05):
-        file = make_frontier(request(targets=Targets(max_step_s=limit_s)), "test")
+        file = make_frontier(request(targets=Targets(max_step_s=limit_s)))
         assert all(point.step_s <= limit_s for point in frontier(file).points)
         assert frontier(file).missed > 0 or limit_s == 0.05
         assert not worse(frontier(file).points, last)
@@ -187,10 +188,10 @@ def test_more_slices_and_looser_targets_never_make_the_frontier_worse(found: Pla
 
 def test_targets_that_none_meets_say_which(found: PlanFile) -> None:
     """An impossible target is an answer, with the nearest candidate."""
-    with pytest.raises(NothingFits, match=r"--max-step-ms 0\.1; the nearest has"):
-        make_frontier(request(targets=Targets(max_step_s=1e-4)), "test")
+    with pytest.raises(NothingFits, match=r"a step of at most 0\.1 ms; the nearest has"):
+        make_frontier(request(targets=Targets(max_step_s=1e-4)))
     with pytest.raises(NothingFits, match="does not fit on v5e:1x1"):
-        pareto("llama-3.1-70b", "v5e:1x1", batches=[1])
+        pareto("llama-3.1-70b", "v5e:1x1", batch=[1])
     with pytest.raises(InputError, match="v5e has no slice of so many"):
         pareto("llama-3.1-8b", chips="v5e", chip_counts=(5, 6))
 
@@ -205,7 +206,7 @@ def test_an_interrupt_leaves_the_frontier_of_what_was_found(monkeypatch: pytest.
         interrupted=True,
     )
     monkeypatch.setattr(module, "sweep", lambda *_: partial)
-    file = make_frontier(request(), "test")
+    file = make_frontier(request())
     assert file.search.proved_optimal == "interrupted"
     assert file.notes == ("interrupted: v6e:2x2, v6e:2x4 not searched",)
     assert {point.slice for point in frontier(file).points} <= set(SLICES[:2])

@@ -25,7 +25,7 @@ from planner.plan.roles_text import roles_over
 from planner.sensitivity.sensitivity import QUANTITIES, Subject, sensitivity
 from planner.sensitivity.types import SCHEMA, Outcome, Sensitivity, SensitivityFile
 
-OPTIONS = {"batches": [32], "context": 8192, "weights": "int8", "kv": "int8"}
+OPTIONS = {"batch": [32], "context": 8192, "weights": "int8", "kv": "int8"}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_the_best_layout_is_what_plan_finds_on_that_chip(found: SensitivityFile,
 def test_a_runner_up_says_what_the_best_is(tmp_path: Path) -> None:
     """Of a plan that is not the best, regret is there as things are, with what differs."""
     path = tmp_path / "two.json"
-    path.write_bytes(encode(api.plan("llama-3.1-8b", "v6e:2x2", batches=[8], context=1024, top=2)))
+    path.write_bytes(encode(api.plan("llama-3.1-8b", "v6e:2x2", batch=[8], context=1024, top=2)))
     found = sensitivity(path, pick=2, swing=0.01)
     best, second = meshwright.read_plan(path).plans
     assert found.regret == pytest.approx(second.cost.step_s / best.cost.step_s - 1)
@@ -136,7 +136,7 @@ def test_a_runner_up_says_what_the_best_is(tmp_path: Path) -> None:
 def test_less_memory_may_leave_nothing_or_another_layout(tmp_path: Path) -> None:
     """A batch that fills HBM does not fit with less; that is said, and no regret is made up."""
     path = tmp_path / "full.json"
-    file = api.plan("llama-3.1-8b", "v5e:2x2", batches=[32], context=8192, top=1)
+    file = api.plan("llama-3.1-8b", "v5e:2x2", batch=[32], context=8192, top=1)
     path.write_bytes(encode(file))
     found = sensitivity(path, swing=0.5)
     less = of(found, "HBM capacity").less
@@ -153,12 +153,10 @@ def test_constants_chip_files_and_programs_are_those_of_the_plan(tmp_path: Path)
     file.write_bytes(chip_toml(chip))
     path.write_bytes(
         encode(
-            api.plan(
-                "llama-3.1-8b", "mine:2x2", batches=[8], context=2048, chip_file=file, constants="data-sheet", top=1
-            )
+            api.plan("llama-3.1-8b", "mine:2x2", batch=[8], context=2048, chip_file=file, constants="data-sheet", top=1)
         )
     )
-    with pytest.raises(InputError, match="no built-in chip: pass --chip-file"):
+    with pytest.raises(InputError, match="no built-in chip: name its chip file"):
         sensitivity(path)
     found = sensitivity(path, chip_file=file)
     assert {one.quantity for one in found.quantities} == {
@@ -171,7 +169,7 @@ def test_fixed_roles_stay_fixed(tmp_path: Path) -> None:
     """With the roles that the plan was made with, no other layout is the best; without them there is one."""
     fix = {"attention": {"X": "B", "Y": "B"}}
     path = tmp_path / "fixed.json"
-    path.write_bytes(encode(api.plan("llama-3.1-8b", "v5e:2x2", batches=[8], fix=fix, top=1)))
+    path.write_bytes(encode(api.plan("llama-3.1-8b", "v5e:2x2", batch=[8], fix=fix, top=1)))
     assert sensitivity(path, fix=fix).regret == 0
     plan = meshwright.read_plan(path).plans[0]
     kept, best = Subject(plan, *layout_of(plan)).on(parse_slice("v5e:2x2").chip)
@@ -231,7 +229,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_the_command_prints_and_writes_its_schema(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`--format json` and `-o` are the same file, of a schema that `meshwright schema sensitivity` prints."""
     path, out_path = tmp_path / "plan.json", tmp_path / "sensitivity.json"
-    path.write_bytes(encode(api.plan("llama-3.1-8b", "v6e:2x2", batches=[8], context=1024, top=1)))
+    path.write_bytes(encode(api.plan("llama-3.1-8b", "v6e:2x2", batch=[8], context=1024, top=1)))
     code, out, _ = command(capsys, "sensitivity", str(path), "--swing", "0.1", "--format", "json", "-o", str(out_path))
     assert code == 0
     assert out_path.read_text() == out

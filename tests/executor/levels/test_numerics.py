@@ -99,7 +99,7 @@ def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) ->
 )
 def test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy(model: str, slice_name: str, phase: str) -> None:
     """From the public plan to the verdict, with the measured error in a note."""
-    (plan, *_) = meshwright.plan(model, slice_name, phase=phase, batches=[32], context=2048).plans
+    (plan, *_) = meshwright.plan(model, slice_name, phase=phase, batch=[32], context=2048).plans
     level = numerics(plan)
     assert (level.status, level.level, level.mode) == ("passed", "numerics", "manual")
     assert "of their standard deviation off" in level.notes[0]
@@ -107,7 +107,7 @@ def test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy(model: str,
 
 def test_a_model_that_cannot_be_run_never_passes() -> None:
     """gpt-oss has sinks and biases that neither the engine nor the reference has."""
-    (plan, *_) = meshwright.plan("gpt-oss-20b", "v5e:4x4", phase="decode", batches=[8]).plans
+    (plan, *_) = meshwright.plan("gpt-oss-20b", "v5e:4x4", phase="decode", batch=[8]).plans
     with pytest.raises(Unavailable, match=r"gpt-oss-20b cannot be run: .*sinks"):
         numerics(plan)
 

@@ -30,7 +30,7 @@ CASES = [
 @cache
 def best(model: str | Model, slice_name: str, phase: str, batch: int) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_name, phase=phase, batches=[batch], context=2048).plans[0]
+    return meshwright.plan(model, slice_name, phase=phase, batch=[batch], context=2048).plans[0]
 
 
 def cuts(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
@@ -100,7 +100,7 @@ def test_what_was_padded_is_padded_again() -> None:
     group = LayerGroup(count=3, attention=Attention(N=16, K=8, H=64), mlp=Mlp(F=1030, gated=True))
     model = Model(name="m", D=1024, V=1003, tied=False, groups=(group,))
     fix = {"mlp": {"X": "F", "Y": "F"}, "vocab": {"X": "V", "Y": "V"}}
-    (plan, *_) = meshwright.plan(model, "v5e:4x4", phase="decode", batches=[16], context=2048, fix=fix).plans
+    (plan, *_) = meshwright.plan(model, "v5e:4x4", phase="decode", batch=[16], context=2048, fix=fix).plans
     assert plan.padded.keys() == {"mlp/F", "vocab/V"}
     assert shrink(plan).padded.keys() == plan.padded.keys()
 

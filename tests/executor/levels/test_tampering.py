@@ -34,7 +34,7 @@ TEXT = (Path(strategies.__file__).parent / "programs" / "decode.layout").read_te
 def searched() -> Plan:
     """The best plan of Llama-3.1-8B's decoding on v5e:4x4; roles differ, and so do the axes' pieces."""
     fix = {"mlp": {"X": "F", "Y": "F"}, "attention": {"X": "N+K", "Y": "D+B"}}
-    plans = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", batches=[32], context=2048, fix=fix,
+    plans = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", batch=[32], context=2048, fix=fix,
         constants="data-sheet").plans  # fmt: skip
     return plans[0]
 
@@ -143,7 +143,7 @@ def test_a_legal_program_that_computes_something_else_is_caught_by_numbers_only(
 
 def test_devices_in_another_order_are_caught() -> None:
     """Two mesh axes on one torus axis: the near one becomes the far one, and its collectives take longer."""
-    plan = meshwright.plan("llama-3.1-70b", "v5e:8x8", phase="decode", batches=[64], context=2048).plans[0]
+    plan = meshwright.plan("llama-3.1-70b", "v5e:8x8", phase="decode", batch=[64], context=2048).plans[0]
     assert check_plan_file(plan).status == "passed"
     level = check_plan_file(tampering.swapped_order(plan))
     assert level.status == "failed"

@@ -58,7 +58,7 @@ def files(chip: Chip, tmp_path: Path) -> tuple[str, str]:
     """A plan on that chip, and its chip file."""
     (tmp_path / "chip.toml").write_bytes(chip_toml(chip))
     slice_ = parse_slice("cpu:4", chip)
-    found = meshwright.plan(DENSE, slice_, batches=[4], context=32, top=1, **F32)  # type: ignore[arg-type]
+    found = meshwright.plan(DENSE, slice_, batch=[4], context=32, top=1, **F32)  # type: ignore[arg-type]
     (tmp_path / "plan.json").write_bytes(encode(found))
     return str(tmp_path / "plan.json"), str(tmp_path / "chip.toml")
 
@@ -66,7 +66,7 @@ def files(chip: Chip, tmp_path: Path) -> tuple[str, str]:
 def plan_of(chip: Chip, model: Model = DENSE, phase: str = "decode") -> Plan:
     """The best plan of a tiny model on the made-up chip."""
     slice_ = parse_slice("cpu:4", chip)
-    return meshwright.plan(model, slice_, phase=phase, batches=[4], context=32, top=1, **F32).plans[0]  # type: ignore[arg-type]
+    return meshwright.plan(model, slice_, phase=phase, batch=[4], context=32, top=1, **F32).plans[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_factor_judges_both_ways(chip: Chip, times: float, within: float | Non
 def test_devices_that_are_not_the_plans_are_unavailable(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
     """A TPU's plan on a host, more devices than there are, and more memory than they have."""
     if jax.default_backend() == "cpu":
-        (plan,) = meshwright.plan(DENSE, "v5e:2x2", batches=[4], context=32, top=1).plans
+        (plan,) = meshwright.plan(DENSE, "v5e:2x2", batch=[4], context=32, top=1).plans
         with pytest.raises(Unavailable, match="v5e:2x2 needs 4 tpu devices, there are 0: `meshwright calibrate`"):
             timing(plan)
     many = measured_chip("cpu", 4096, RATES, SOURCES)

@@ -70,7 +70,7 @@ EDGES = (  # model, slice, context, dtype of weights and cache, the largest batc
 
 def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, **known: Any) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_, phase=phase, batches=[batch], context=context, top=1, **known).plans[0]
+    return meshwright.plan(model, slice_, phase=phase, batch=[batch], context=context, top=1, **known).plans[0]
 
 
 @cache

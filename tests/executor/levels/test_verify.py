@@ -20,7 +20,7 @@ from planner.plan.planfile import encode
 @pytest.fixture(scope="module")
 def plan_text() -> str:
     """A plan of Llama-3.1-8B on four chips, as the command writes it."""
-    return encode(plan("llama-3.1-8b", "v5e:2x2", batches=[8], context=1024, top=1)).decode()
+    return encode(plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, top=1)).decode()
 
 
 @pytest.fixture

@@ -286,9 +286,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan, another one, and one that was edited."""
     path = tmp_path_factory.mktemp("hosts")
     for name, batch in (("plan", 8), ("other", 16)):
-        (path / f"{name}.json").write_bytes(
-            encode(plan("llama-3.1-8b", "v5e:2x2", batches=[batch], context=1024, top=1))
-        )
+        (path / f"{name}.json").write_bytes(encode(plan("llama-3.1-8b", "v5e:2x2", batch=[batch], context=1024, top=1)))
     edited = json.loads((path / "plan.json").read_bytes())
     edited["plans"][0]["memory"]["weights_bytes"] *= 2
     (path / "edited.json").write_text(json.dumps(edited))
@@ -421,7 +419,7 @@ def test_more_processes_and_plans(
     model: str, slice_name: str, phase: str, processes: int, tmp_path: Path, address: str
 ) -> None:
     """Prefill and the caches' way into decode, experts, processes with unequal shares."""
-    found = plan(model, slice_name, phase=phase, batches=[32], context=2048, top=1)
+    found = plan(model, slice_name, phase=phase, batch=[32], context=2048, top=1)
     (tmp_path / "plan.json").write_bytes(encode(found))
     what = "plan.json --level numerics,collectives --format json"
     first, *rest = verify(tmp_path, address, *[what] * processes, processes=processes)

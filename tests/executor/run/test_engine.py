@@ -233,7 +233,7 @@ def test_an_engine_stores_what_its_plan_says() -> None:
     """Shapes, dtypes and PartitionSpecs of a searched plan; random weights and an empty cache run."""
     model = model_of(QWEN, MOE)
     for phase in ("decode", "prefill"):
-        plan = meshwright.plan(model, "v5e:2x2", phase=phase, batches=[8], context=16).plans[0]
+        plan = meshwright.plan(model, "v5e:2x2", phase=phase, batch=[8], context=16).plans[0]
         mesh = build_mesh(plan.mesh, parse_slice("v5e:2x2"), jax.devices()[:4])
         run = engine_of(plan, mesh)
         stored = {f"{c}/{n}": s for trees in (run.weights, run.caches) for c, t in trees.items() for n, s in t.items()}

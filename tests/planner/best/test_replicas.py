@@ -17,13 +17,13 @@ SMALL = {"weights": "int8", "kv": "int8", "context": 1024, "top": 1}
 @pytest.fixture(scope="module")
 def one() -> PlanFile:
     """A plan of one slice at batch 16."""
-    return meshwright.plan("llama-3.1-8b", "v5e:2x2", batches=(16,), **SMALL)
+    return meshwright.plan("llama-3.1-8b", "v5e:2x2", batch=(16,), **SMALL)
 
 
 @pytest.fixture(scope="module")
 def three() -> PlanFile:
     """A plan of three slices at batch 48."""
-    return meshwright.plan("llama-3.1-8b", "v5e:2x2", batches=(48,), num_slices=3, **SMALL)
+    return meshwright.plan("llama-3.1-8b", "v5e:2x2", batch=(48,), num_slices=3, **SMALL)
 
 
 def test_each_slice_runs_its_part_of_the_batch(one: PlanFile, three: PlanFile) -> None:

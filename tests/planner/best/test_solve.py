@@ -8,9 +8,10 @@ import pytest
 
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner.best.solve import NothingFits, make_plan
+from planner.best.nothing import NothingFits
+from planner.best.solve import make_plan
 from planner.plan.planfile import PlanFile
-from planner.query.request import Request
+from planner.query.query import Query
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 
@@ -22,15 +23,15 @@ def _request(
     batches: tuple[int, ...] = BATCHES,
     model: str = "llama-3.1-8b",
     **options: object,
-) -> Request:
+) -> Query:
     work = Workload(phase="decode", batches=batches, context=4096, dtypes=Dtypes(weights="int8", kv="int8"))
-    return Request(model=load_model(model), slices=[parse_slice(s) for s in slices], work=work, **options)  # type: ignore[arg-type]
+    return Query(model=load_model(model), slices=[parse_slice(s) for s in slices], work=work, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def file() -> PlanFile:
     """Plans of two slices and three batches."""
-    return make_plan(_request(top=4), "test")
+    return make_plan(_request(top=4))
 
 
 def test_every_slice_and_batch_has_its_best_plan(file: PlanFile) -> None:
@@ -49,7 +50,7 @@ def test_plans_are_ranked_by_throughput_per_chip(file: PlanFile) -> None:
 
 def test_latency_ranks_by_the_step() -> None:
     """The latency objective ranks by seconds of a step, whatever the batch or slice."""
-    steps = [p.cost.step_s for p in make_plan(_request(objective="latency", top=3), "test").plans]
+    steps = [p.cost.step_s for p in make_plan(_request(objective="latency", top=3)).plans]
     assert steps == sorted(steps)
 
 
@@ -64,7 +65,7 @@ def test_runners_up_are_other_layouts(file: PlanFile) -> None:
 
 def test_runners_up_do_not_change_the_best(file: PlanFile) -> None:
     """Asking for more runners-up leaves the best plan as it is."""
-    assert make_plan(_request(top=1), "test").plans[0] == file.plans[0]
+    assert make_plan(_request(top=1)).plans[0] == file.plans[0]
 
 
 def test_counts_cover_more_layouts_than_were_priced(file: PlanFile) -> None:
@@ -80,9 +81,9 @@ def test_every_plan_fits(file: PlanFile) -> None:
 
 def test_fixed_roles_hold_and_cost() -> None:
     """`fixed` keeps a torus axis to a role, and no fixed plan is faster than the free one."""
-    free = make_plan(_request(("v5e:2x4",), (16,), top=1), "test").plans[0]
+    free = make_plan(_request(("v5e:2x4",), (16,), top=1)).plans[0]
     request = _request(("v5e:2x4",), (16,), top=1, fixed={"attention": {"Y": frozenset({"S"})}})
-    fixed = make_plan(request, "test").plans[0]
+    fixed = make_plan(request).plans[0]
     assert fixed.cost.step_s >= free.cost.step_s
     attention = fixed.layouts[0]
     for name, pieces in zip(fixed.mesh.axis_names, fixed.mesh.pieces, strict=True):
@@ -93,22 +94,22 @@ def test_fixed_roles_hold_and_cost() -> None:
 @pytest.mark.parametrize(
     ("fixed", "message"),
     [
-        ({"attn": {"X": frozenset({"B"})}}, "--fix attn: no such component; this model has attention, mlp, vocab"),
-        ({"mlp": {"Q": frozenset({"F"})}}, "--fix mlp=Q: v5e:2x4 has no torus axis 'Q'; it has X, Y"),
-        ({"mlp": {"X": frozenset({"K"})}}, "--fix mlp=X:K: no role 'K'; expected one of"),
+        ({"attn": {"X": frozenset({"B"})}}, "fix attn: no such component; this model has attention, mlp, vocab"),
+        ({"mlp": {"Q": frozenset({"F"})}}, "fix mlp=Q: v5e:2x4 has no torus axis 'Q'; it has X, Y"),
+        ({"mlp": {"X": frozenset({"K"})}}, "fix mlp=X:K: no role 'K'; expected one of"),
     ],
 )
 def test_fixes_that_mean_nothing_are_refused(fixed: dict[str, dict[str, frozenset[str]]], message: str) -> None:
     """An unknown component, axis or role is named together with what there is."""
     with pytest.raises(InputError) as error:
-        make_plan(_request(("v5e:2x4",), (16,), fixed=fixed), "test")
+        make_plan(_request(("v5e:2x4",), (16,), fixed=fixed))
     assert str(error.value).startswith(message)
 
 
 def test_where_nothing_fits_the_smallest_slice_that_would_is_named() -> None:
     """Llama-3.1-70B int8 does not fit on four v5e chips; the answer says why and where it would."""
     with pytest.raises(NothingFits) as error:
-        make_plan(_request(("v5e:2x2",), (1,), "llama-3.1-70b"), "test")
+        make_plan(_request(("v5e:2x2",), (1,), "llama-3.1-70b"))
     assert "llama-3.1-70b" in str(error.value).lower()
     assert error.value.smallest == "v5e:2x4"
     assert any("usable HBM" in r.reason for r in error.value.rejected)

@@ -19,11 +19,11 @@ import planner.search.search
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.api import plan
-from planner.best.solve import INTERRUPTED, NothingFits
+from planner.best.nothing import NothingFits, check_targets
 from planner.best.sweep import sweep
 from planner.parallel import in_parallel
-from planner.plan.planfile import PlanFile, encode, read_plan
-from planner.query.request import Request
+from planner.plan.planfile import INTERRUPTED, PlanFile, encode, read_plan
+from planner.query.query import Query
 from planner.query.slices import chosen_slices
 from planner.query.targets import Targets
 from planner.search.largest import largest_batch
@@ -36,9 +36,9 @@ MODEL = load_model("llama-3.1-8b")
 WORK = Workload(phase="decode", batches=(1, 64), context=8192, dtypes=Dtypes())
 
 
-def request(chips: str = "v5e", counts: tuple[int, int] = (4, 16), **options: object) -> Request:
+def request(chips: str = "v5e", counts: tuple[int, int] = (4, 16), **options: object) -> Query:
     """A request on every slice of a chip in a range."""
-    return Request(MODEL, chosen_slices((), [chips], counts), WORK, **options)  # type: ignore[arg-type]
+    return Query(model=MODEL, slices=chosen_slices((), [chips], counts), work=WORK, **options)  # type: ignore[arg-type]
 
 
 def test_automatic_batches_are_powers_of_two_and_the_largest() -> None:
@@ -57,12 +57,12 @@ def test_automatic_batches_are_powers_of_two_and_the_largest() -> None:
 
 def test_with_a_chip_each_slice_has_the_plan_of_its_best_batch() -> None:
     """Best first, and the runners-up are of the best slice."""
-    found = plan(MODEL, chips="v5e", chip_counts=(4, 16), batches=(1, 16), top=3)
+    found = plan(MODEL, chips="v5e", chip_counts=(4, 16), batch=(1, 16), top=3)
     speeds = [p.throughput.tokens_per_s_per_chip for p in found.plans]
     assert speeds == sorted(speeds, reverse=True)
     assert {p.slice for p in found.plans} == {"v5e:2x2", "v5e:2x4", "v5e:4x4"}
     assert [p.slice for p in found.plans].count(found.plans[0].slice) == 3
-    every = plan(MODEL, ["v5e:2x2", "v5e:2x4", "v5e:4x4"], batches=(1, 16), top=3)
+    every = plan(MODEL, ["v5e:2x2", "v5e:2x4", "v5e:4x4"], batch=(1, 16), top=3)
     assert found.plans[0] == every.plans[0]
     assert found.search.evaluations == every.search.evaluations
 
@@ -70,7 +70,7 @@ def test_with_a_chip_each_slice_has_the_plan_of_its_best_batch() -> None:
 @pytest.mark.parametrize("what", ["use_processes", "interrupt_processes", "plan_alike_in_processes"])
 def test_processes_are_used_where_they_pay_and_give_what_is_ready(what: str) -> None:
     """In an interpreter that has not loaded JAX, whose threads forbid it: see the three functions."""
-    code = f"import test_planner_sweep; test_planner_sweep.{what}()"
+    code = f"import test_sweep; test_sweep.{what}()"
     path = os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[3])))
     run = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
@@ -83,7 +83,7 @@ def plan_alike_in_processes() -> None:
     assert "jax" not in sys.modules
     names = ["v5e:1x1", "v5e:2x2", "v5e:2x4", "v5e:4x4", "v6e:2x2"]
     runs = [
-        plan(MODEL, order, batches=(1, 16), top=2, workers=workers)
+        plan(MODEL, order, batch=(1, 16), top=2, workers=workers)
         for order, workers in ((names, 1), (names, 2), (names[::-1], 2))
     ]
     assert len({encode(run.plans) for run in runs}) == 1
@@ -128,7 +128,7 @@ def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.
     hard = request(targets=Targets(max_step_s=1e-4))
     for make in (planner.best.solve.make_plan, planner.frontier.pareto.make_frontier):
         with pytest.raises(KeyboardInterrupt):
-            make(hard, "test")
+            make(hard)
 
 
 _HERE = os.getpid()
@@ -143,7 +143,7 @@ def test_targets_leave_only_plans_that_meet_them(tmp_path: Path) -> None:
     best = {}
     for most_s in (None, 0.020, 0.012, 0.008):
         targets = Targets(max_step_s=most_s)
-        found = plan(MODEL, chips="v5e", chip_counts=(4, 16), batches=(1, 8, 16, 32, 64), targets=targets, top=1)
+        found = plan(MODEL, chips="v5e", chip_counts=(4, 16), batch=(1, 8, 16, 32, 64), targets=targets, top=1)
         assert all(most_s is None or p.cost.step_s <= most_s for p in found.plans)
         best[most_s] = found.plans[0].throughput.tokens_per_s_per_chip
         assert found.targets == targets.words
@@ -156,16 +156,18 @@ def test_targets_leave_only_plans_that_meet_them(tmp_path: Path) -> None:
 def why(**targets: float) -> str:
     """What is said where nothing meets these targets."""
     with pytest.raises(NothingFits) as caught:
-        plan(MODEL, chips="v5e", chip_counts=(4, 16), batches=(1, 64), targets=Targets(**targets))  # type: ignore[arg-type]
+        plan(MODEL, chips="v5e", chip_counts=(4, 16), batch=(1, 64), targets=Targets(**targets))  # type: ignore[arg-type]
     return str(caught.value)
 
 
 def test_a_target_that_nothing_meets_is_named_with_the_nearest() -> None:
     """Alone, or which two together."""
-    assert why(max_step_s=1e-3).startswith("no plan meets --max-step-ms 1; the nearest has ")
-    assert why(min_tokens_per_s=1e6).startswith("no plan meets --min-tokens-per-s 1e+06; the nearest has ")
+    assert why(max_step_s=1e-3).startswith("no plan meets a step of at most 1 ms; the nearest has ")
+    assert why(min_tokens_per_s=1e6).startswith("no plan meets at least 1e+06 tokens/s; the nearest has ")
     both = why(max_step_s=5e-3, min_tokens_per_s=1000.0)
-    assert both.startswith("no plan meets --max-step-ms 5 and --min-tokens-per-s 1000 together; with --max-step-ms 5 ")
+    assert both.startswith(
+        "no plan meets a step of at most 5 ms and at least 1000 tokens/s together; with a step of at most 5 ms "
+    )
     assert both.endswith("(v5e:4x4, batch 1)")
 
 
@@ -174,10 +176,10 @@ def test_a_target_that_nothing_meets_is_named_with_the_nearest() -> None:
     [
         (
             {"targets": Targets(max_chips=2)},
-            "--max-chips 2 leaves none of the slices: the smallest, v5e:2x2, has 4 chips",
+            "max_chips 2 leaves none of the slices: the smallest, v5e:2x2, has 4 chips",
         ),
-        ({"objective": "cost"}, "objective 'cost' needs --price-per-chip-hour"),
-        ({"prices": {"v6e": 1.0}}, "--price-per-chip-hour: no price for v5e"),
+        ({"objective": "cost"}, "objective 'cost' needs prices per chip and hour"),
+        ({"prices": {"v6e": 1.0}}, "prices: no price for v5e"),
         ({"cuts": "three"}, "cuts 'three': expected two, all, none"),
         ({"workers": 0}, "workers 0: expected a whole number from 1"),
     ],
@@ -185,7 +187,7 @@ def test_a_target_that_nothing_meets_is_named_with_the_nearest() -> None:
 def test_contradictory_options_are_bad_input(options: dict[str, object], says: str) -> None:
     """Before anything is searched."""
     with pytest.raises(InputError) as caught:
-        request(**options)
+        check_targets(request(**options))
     assert str(caught.value).startswith(says)
 
 
@@ -199,7 +201,7 @@ def test_the_cheapest_tokens_come_first() -> None:
     """With prices that turn the order by throughput round."""
     prices = {"v5e": 1.0, "v6e": 100.0}
     cost, speed = (
-        plan(MODEL, ["v5e:2x4", "v6e:2x4"], batches=(16,), top=1, objective=objective, prices=prices)
+        plan(MODEL, ["v5e:2x4", "v6e:2x4"], batch=(16,), top=1, objective=objective, prices=prices)
         for objective in ("cost", "throughput")
     )
     assert [p.slice for p in cost.plans] == ["v5e:2x4", "v6e:2x4"]
@@ -216,7 +218,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> PlanFile:
         return search(problem, 1)
 
     monkeypatch.setattr(planner.best.sweep, "search_best", once)
-    return plan(MODEL, ["v5e:2x4", "v5e:4x4", "v5e:4x8"], batches=(1,), top=3)
+    return plan(MODEL, ["v5e:2x4", "v5e:4x4", "v5e:4x8"], batch=(1,), top=3)
 
 
 def test_an_interrupt_leaves_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +253,7 @@ def test_an_interrupt_within_a_slice_leaves_its_best_so_far(monkeypatch: pytest.
 def test_whole_axes_are_the_meshes_of_make_mesh(name: str) -> None:
     """No piece of a torus axis is smaller than the axis, and the best such plan is no better than the best of all."""
     slice_: Slice = parse_slice(name)
-    whole, cut = (plan(MODEL, slice_, batches=(16,), top=1, cuts=cuts).plans[0] for cuts in ("none", "two"))
+    whole, cut = (plan(MODEL, slice_, batch=(16,), top=1, cuts=cuts).plans[0] for cuts in ("none", "two"))
     sizes = {axis.name: axis.size for axis in slice_.axes}
     assert all(piece.size == sizes[piece.axis] for pieces in whole.mesh.pieces for piece in pieces)
     assert whole.cost.step_s >= cut.cost.step_s

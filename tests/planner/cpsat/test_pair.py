@@ -29,7 +29,7 @@ from planner.plan.layout_file import layout_of
 from planner.plan.pricing import price_layout
 from planner.plan.sized import ready
 from planner.plan.specs import specs
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.meshes import Mesh, meshes
 from planner.search.problem import Found, Problem, make_problem
 from planner.search.residuals import CODES
@@ -55,8 +55,8 @@ def _close(a: float, b: float) -> bool:
 class Case:
     """A toy pair: the two requests, their slice, the output tokens, and whether caches must be stored alike."""
 
-    prefill: Request
-    decode: Request
+    prefill: Query
+    decode: Query
     slice_: Slice
     output: int
     cache: str
@@ -68,7 +68,7 @@ class Case:
         return Case(_request(self.prefill, slice_), _request(self.decode, slice_), slice_, self.output, self.cache)
 
 
-def _request(request: Request, slice_: Slice) -> Request:
+def _request(request: Query, slice_: Slice) -> Query:
     return replace(request, slices=(slice_,))
 
 
@@ -88,7 +88,7 @@ def draw(seed: int) -> Case:
         Workload(phase="decode", batches=batches[1:], context=2 * context, dtypes=dtypes),
     ]
     first, second = (
-        Request(
+        Query(
             model=model,
             slices=(slice_,),
             work=w,
@@ -311,7 +311,7 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
     """On three mesh axes, rows drawn at random store what their programs say, in any order that a state stands for."""
     random, long = Random(7), 0
     work = Workload(phase=phase, batches=(16,), context=32, dtypes=Dtypes())
-    request = Request(model=drawn.MODELS[kind], slices=(parse_slice("v5e:2x4"),), work=work)
+    request = Query(model=drawn.MODELS[kind], slices=(parse_slice("v5e:2x4"),), work=work)
     problem = make_problem(request, request.slices[0])
     (board,) = boards(problem, Found())
     side, names = Side(board, 0, 1.0, True, {}), NAMES[: len(board.mesh)]
@@ -339,13 +339,13 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
             long += any(len(axes) > 1 for axes in cut)
 
 
-def _case_of(model: str, slice_name: str, prompts: int = 1, slots: int = 16) -> tuple[Request, Request, Slice]:
+def _case_of(model: str, slice_name: str, prompts: int = 1, slots: int = 16) -> tuple[Query, Query, Slice]:
     slice_ = parse_slice(slice_name)
     works = [
         Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes())
         for phase, batch, context in (("prefill", prompts, 2000), ("decode", slots, 2300))
     ]
-    requests = [Request(model=load_model(model), slices=(slice_,), work=work) for work in works]
+    requests = [Query(model=load_model(model), slices=(slice_,), work=work) for work in works]
     return requests[0], requests[1], slice_
 
 

@@ -271,7 +271,7 @@ def test_the_command_plans_as_the_exhaustive_search_does(capfdbinary: Any) -> No
     """`--solver cp-sat` gives the search's best of each batch, says who proved it, and states each proof."""
     assert main(PLAN) == 0
     mine = msgspec.json.decode(capfdbinary.readouterr().out, type=PlanFile)
-    theirs = meshwright.plan("llama-3.1-8b", "v5e:2x2", batches=(8, 16), top=1)
+    theirs = meshwright.plan("llama-3.1-8b", "v5e:2x2", batch=(8, 16), top=1)
     assert [p.layouts for p in mine.plans] == [p.layouts for p in theirs.plans]
     assert [p.cost.step_s for p in mine.plans] == [p.cost.step_s for p in theirs.plans]
     assert mine.search.proved_optimal == "cp-sat"
@@ -336,8 +336,8 @@ def test_the_moe_of_deepseek_v3s_size_is_read() -> None:
 
 def test_the_order_of_slices_and_batches_changes_nothing() -> None:
     """The same plans, best first, and the same proofs, in whatever order slices and batches are named."""
-    first = meshwright.plan("llama-3.1-8b", ["v5e:2x2", "v5e:2x4"], batches=(1, 8), solver="cp-sat")
-    second = meshwright.plan("llama-3.1-8b", ["v5e:2x4", "v5e:2x2"], batches=(8, 1), solver="cp-sat")
+    first = meshwright.plan("llama-3.1-8b", ["v5e:2x2", "v5e:2x4"], batch=(1, 8), solver="cp-sat")
+    second = meshwright.plan("llama-3.1-8b", ["v5e:2x4", "v5e:2x2"], batch=(8, 1), solver="cp-sat")
     assert first.plans == second.plans
     solved = [
         sorted((s.slice, s.batch, s.proof.status, s.proof.objective_s) for s in file.solver.solved)

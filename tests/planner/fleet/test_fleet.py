@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,24 +18,27 @@ import meshwright
 from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
+from meshwright import parsing
 from meshwright.reports.fleet import report
 from meshwright.reports.text import render
-from planner.candidate import Candidate, price_candidate
+from planner.api import fleet
+from planner.best.sweep import search_slice
+from planner.candidate import Candidate, price_candidate, problem_of
 from planner.fleet import servers as fleet_servers
-from planner.fleet.fleet import NoFleet, fleet
+from planner.fleet.fleet import NoFleet
 from planner.fleet.problem import ROLES
-from planner.fleet.request import FleetRequest, parse_quota, parse_traffic, quota_slices
-from planner.fleet.servers import Asked, Offer, fitting_batches, offer_of, search_asked, transfer_s, ttft_s
+from planner.fleet.query import FleetQuery, quota_slices
+from planner.fleet.servers import Offer, offer_of, transfer_s, ttft_s
 from planner.plan.file_fleet import Fleet, Traffic
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, encode, read_plan
 from planner.plan.transfer import DCN_LATENCY_S
 from planner.plan.transfer import transfer_s as even_transfer_s
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.query.targets import Targets
 from planner.search.problem import Found, Problem
 from strategies.models.configs import load_model
-from strategies.models.workload import Dtypes
+from strategies.models.workload import Dtypes, Workload
 
 MODEL = "llama-3.1-8b"
 TRAFFIC = Traffic(requests_per_s=12.0, input=2000, output=300)
@@ -50,22 +54,22 @@ def _each_search_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_servers, "price_candidate", _priced)
 
 
-_FOUND: dict[object, tuple[Found, Problem]] = {}
+_FOUND: dict[object, tuple[Problem, Found]] = {}
 
 
-def _searched(one: Asked) -> tuple[Found, Problem]:
+def _searched(asked: tuple[Query, Slice]) -> tuple[Problem, Found]:
     """What the search finds, kept by all that makes these tests' searches differ."""
-    work = one.request.work
-    key = (one.request.model.name, one.slice_, one.slice_.chip.sources["reached"], work, one.auto, one.request.cuts)
+    query, slice_ = asked
+    key = (query.model.name, slice_, slice_.chip.sources["reached"], query.work, query.auto, query.cuts)
     if key not in _FOUND:
-        _FOUND[key] = search_asked(one)
+        _FOUND[key] = search_slice(asked)
     return _FOUND[key]
 
 
 _PLANS: dict[int, Plan] = {}
 
 
-def _priced(candidate: Candidate, request: Request) -> Plan:
+def _priced(candidate: Candidate, request: Query) -> Plan:
     """The candidate's plan; by the identity of its choice, which `_FOUND` keeps."""
     if id(candidate.choice) not in _PLANS:
         _PLANS[id(candidate.choice)] = price_candidate(candidate, request)
@@ -74,7 +78,7 @@ def _priced(candidate: Candidate, request: Request) -> Plan:
 
 def found(quota: dict[str, int], traffic: Traffic = TRAFFIC, **options: object) -> PlanFile:
     """A fleet for a small model with int8 weights and caches, from few batches."""
-    few = {"prefill_batches": (1, 2), "decode_batches": (8, 32), "weights": "int8", "kv": "int8"}
+    few = {"prefill_batch": (1, 2), "decode_batch": (8, 32), "weights": "int8", "kv": "int8"}
     return fleet(MODEL, quota, traffic, **(few | options))  # type: ignore[arg-type]
 
 
@@ -148,24 +152,19 @@ def test_time_to_the_first_token_by_hand() -> None:
     assert ttft_s(prefill, decode, TRAFFIC.requests_per_s) == pytest.approx(expected_s)
 
 
-def request(**options: object) -> FleetRequest:
-    """A request for servers of one chip."""
-    given = {
-        "model": load_model(MODEL),
-        "quota": {"v5e": 1},
-        "slices": [parse_slice("v5e:1x1")],
-        "traffic": TRAFFIC,
-        "dtypes": Dtypes(weights="int8", kv="int8"),
-        "prefill_batches": (1, 2),
-    }
-    return FleetRequest(**(given | options))  # type: ignore[arg-type]
+def request(slice_: Slice | None = None) -> FleetQuery:
+    """A query for servers of one chip."""
+    dtypes = Dtypes(weights="int8", kv="int8")
+    work = Workload(phase="decode", batches=(1,), context=2304, dtypes=dtypes)
+    query = Query(model=load_model(MODEL), slices=(slice_ or parse_slice("v5e:1x1"),), work=work)
+    return FleetQuery(query=query, quota={"v5e": 1}, traffic=TRAFFIC, prefill_batches=(1, 2))
 
 
 def plan_on(slice_: Slice, role: str, batch: int) -> Plan:
     """The best plan of a slice, role and batch."""
-    one = Asked(request(slices=[slice_]).of(role, slice_, (batch,)), auto=False)
-    found, problem = _searched(one)
-    return _priced(Candidate(slice_, problem, found.choices[batch][0]), one.request)
+    query = request(slice_).of(role, slice_).at(batch)
+    problem, found = _searched((query, slice_))
+    return _priced(Candidate(slice_, problem, found.choices[batch][0]), query)
 
 
 def slow_network(dcn_bytes_per_s: float) -> Slice:
@@ -211,7 +210,7 @@ def test_without_dcn_bandwidth_a_chip_is_refused() -> None:
     slice_ = parse_slice("v5e:1x1")
     bare = msgspec.structs.replace(slice_, chip=msgspec.structs.replace(slice_.chip, dcn_bytes_per_s=None))
     with pytest.raises(InputError, match="no dcn_bytes_per_s"):
-        request(slices=[bare])
+        request(bare)
 
 
 def test_every_plan_is_what_its_layouts_give(small: PlanFile, tmp_path: Path) -> None:
@@ -298,7 +297,7 @@ def test_skipping_dear_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
     little = Traffic(requests_per_s=5.0, input=2000, output=300)
     short = found({"v5e": 16}, little)
     assert short.notes[0].startswith("slices not searched: 2, each of which alone costs")
-    monkeypatch.setattr(fleet_servers, "least_found", lambda request, offers, dearest: None)
+    monkeypatch.setattr(fleet_servers, "least_found", lambda asked, offers, dearest: None)
     whole = found({"v5e": 16}, little)
     assert whole.search.evaluations > short.search.evaluations
     assert not any("not searched" in note for note in whole.notes)
@@ -315,21 +314,22 @@ def test_targets_hold_in_the_fleet() -> None:
     assert fleet_.ttft_s <= 0.2
     assert fleet_.prefill_requests_per_s >= 12 / 0.8
     assert fleet_.decode_requests_per_s >= 12 / 0.8
-    assert file.targets == ("--max-step-ms 6", "--max-ttft-ms 200")
+    assert file.targets == ("a step of at most 6 ms", "a first token after at most 200 ms")
 
 
 def test_batches_are_powers_of_two_and_the_largest() -> None:
     """Up to the largest batch that fits; where none does, one sequence is tried so that the search can say why."""
-    assert fitting_batches(64) == (1, 2, 4, 8, 16, 32, 64)
-    assert fitting_batches(65) == (1, 2, 4, 8, 16, 32, 64, 65)
-    assert fitting_batches(1) == fitting_batches(None) == (1,)
+    slice_ = parse_slice("v5e:1x1")
+    query = request(slice_).of("decode", slice_)
+    assert query.auto
+    assert problem_of(query, slice_).work.batches == (1, 2, 4, 8, 16, 32, 58)
+    huge = replace(query, model=load_model("llama-3.1-70b"))
+    assert problem_of(huge, slice_).work.batches == (1,)
 
 
 def test_by_default_decode_may_take_the_largest_batch_that_fits() -> None:
     """On one chip the largest batch is no power of two; a fleet that needs its rate uses it."""
-    file = found(
-        {"v5e": 3}, Traffic(requests_per_s=8.0, input=2000, output=300), decode_batches=None, prefill_batches=(1,)
-    )
+    file = found({"v5e": 3}, Traffic(requests_per_s=8.0, input=2000, output=300), decode_batch=None, prefill_batch=(1,))
     assert [(m.role, m.count, m.batch) for m in of(file).members] == [("prefill", 2, 1), ("decode", 1, 58)]
 
 
@@ -337,10 +337,16 @@ def test_by_default_decode_may_take_the_largest_batch_that_fits() -> None:
     ("options", "why"),
     [
         ({"quota": {"v5e": 1}}, "v5e=1 is too small for 12.00 requests/s; .* prefill is .*/s short; decode is"),
-        ({"targets": Targets(max_step_s=1e-4)}, "no slice of the quota meets --max-step-ms 0.1: the shortest decode"),
-        ({"targets": Targets(max_ttft_s=1e-3)}, "no slice of the quota meets --max-ttft-ms 1: the shortest prefill"),
-        ({"targets": Targets(max_ttft_s=0.028)}, "no two slices .* --max-ttft-ms 28: the least time .* v5e:2x4"),
-        ({"decode_batches": (100_000,)}, "fits any slice of the quota v5e=8 as a decode server: .* v5e:2x4 at batch"),
+        (
+            {"targets": Targets(max_step_s=1e-4)},
+            "meets a step of at most 0.1 ms: the shortest decode",
+        ),
+        (
+            {"targets": Targets(max_ttft_s=1e-3)},
+            "meets a first token after at most 1 ms: the shortest prefill",
+        ),
+        ({"targets": Targets(max_ttft_s=0.028)}, "no two slices .* at most 28 ms: the least time .* v5e:2x4"),
+        ({"decode_batch": (100_000,)}, "fits any slice of the quota v5e=8 as a decode server: .* v5e:2x4 at batch"),
         ({"quota": {"v5e": 2}, "utilisation": 0.5}, "for 24.00 requests/s; .* 12 requests/s may take 50% of the rates"),
     ],
 )
@@ -354,14 +360,14 @@ def test_no_fleet_says_why(options: dict[str, object], why: str) -> None:
 def test_where_nothing_fits_a_larger_slice_is_named() -> None:
     """Llama-3.1-70B in int8 does not fit on 2x2: the quota from which it fits is named, for each kind of chip."""
     with pytest.raises(NoFleet, match=r"it fits from v5e=8 \(v5e:2x4\) or v6e=4 \(v6e:2x2\) on"):
-        fleet("llama-3.1-70b", {"v5e": 4, "v6e": 1}, TRAFFIC, weights="int8", kv="int8", decode_batches=(1,))
+        fleet("llama-3.1-70b", {"v5e": 4, "v6e": 1}, TRAFFIC, weights="int8", kv="int8", decode_batch=(1,))
 
 
 def _interrupting(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let the search be interrupted after so many slices and roles."""
     counter = itertools.count()
 
-    def stop(every: Sequence[Asked], do: object, workers: int | None) -> Iterator[tuple[Found, Problem]]:
+    def stop(every: Sequence[tuple[Query, Slice]], do: object, workers: int | None) -> Iterator[tuple[Problem, Found]]:
         for one in every:
             if next(counter) >= after:
                 raise KeyboardInterrupt
@@ -391,23 +397,23 @@ def test_an_interrupt_before_there_is_a_fleet_stays_one(monkeypatch: pytest.Monk
     ("quota", "traffic", "options", "why"),
     [
         ({}, TRAFFIC, {}, "no quota given"),
-        ({"v5e": 0}, TRAFFIC, {}, "--quota v5e=0: expected a whole number"),
-        ({"v5e": 8.5}, TRAFFIC, {}, "--quota v5e=8.5: expected a whole number"),
-        ({"v9": 4}, TRAFFIC, {}, "--quota v9=4: no such chip; closest"),
-        ({"v5p": 2}, TRAFFIC, {}, "--quota v5p=2: too few for any slice; the smallest of v5p has 4 chips"),
+        ({"v5e": 0}, TRAFFIC, {}, "quota v5e=0: expected a whole number"),
+        ({"v5e": 8.5}, TRAFFIC, {}, "quota v5e=8.5: expected a whole number"),
+        ({"v9": 4}, TRAFFIC, {}, "quota v9=4: no such chip; closest"),
+        ({"v5p": 2}, TRAFFIC, {}, "quota v5p=2: too few for any slice; the smallest of v5p has 4 chips"),
         ({"v5e": 8}, {"requests_per_s": 1, "input": 2}, {}, "output"),
         ({"v5e": 8}, {"requests_per_s": -1, "input": 2, "output": 3}, {}, "requests_per_s=-1: expected"),
         ({"v5e": 8}, {"requests_per_s": 1, "input": 0, "output": 3}, {}, "traffic input 0"),
         ({"v5e": 8}, {"requests_per_s": 1, "input": 9e7, "output": 9e7}, {}, "input"),
-        ({"v5e": 8}, TRAFFIC, {"utilisation": 0.0}, "--utilisation 0"),
-        ({"v5e": 8}, TRAFFIC, {"utilisation": float("nan")}, "--utilisation nan"),
-        ({"v5e": 8}, TRAFFIC, {"solver_seconds": 0}, "--solver-seconds 0"),
+        ({"v5e": 8}, TRAFFIC, {"utilisation": 0.0}, "utilisation 0"),
+        ({"v5e": 8}, TRAFFIC, {"utilisation": float("nan")}, "utilisation nan"),
+        ({"v5e": 8}, TRAFFIC, {"solver_seconds": 0}, "solver_seconds 0"),
         ({"v5e": 8}, TRAFFIC, {"prices": {"v6e": 1.0}}, "no price for v5e"),
         ({"v5e": 8}, TRAFFIC, {"prices": {"v5e": -1.0}}, "expected a price"),
-        ({"v5e": 8}, TRAFFIC, {"targets": Targets(max_chips=4)}, "give chips as --quota"),
+        ({"v5e": 8}, TRAFFIC, {"targets": Targets(max_chips=4)}, "give chips as a quota"),
         ({"v5e": 8}, TRAFFIC, {"constants": "nonesuch"}, "constants 'nonesuch' are not known"),
         ({"v5e": 8}, TRAFFIC, {"kv": "int3"}, "dtype 'int3'"),
-        ({"v5e": 8}, TRAFFIC, {"prefill_batches": (0,)}, "batch 0"),
+        ({"v5e": 8}, TRAFFIC, {"prefill_batch": (0,)}, "batch 0"),
     ],
 )
 def test_bad_input_is_refused(quota: dict[str, int], traffic: object, options: dict[str, object], why: str) -> None:
@@ -421,7 +427,7 @@ def test_bad_input_is_refused(quota: dict[str, int], traffic: object, options: d
 def test_bad_quotas_are_refused(texts: Sequence[str]) -> None:
     """What is no `chip=number`, or says a chip twice."""
     with pytest.raises(InputError, match="--quota"):
-        parse_quota(texts)
+        parsing.quota(texts)
 
 
 @pytest.mark.parametrize(
@@ -438,7 +444,7 @@ def test_bad_quotas_are_refused(texts: Sequence[str]) -> None:
 def test_bad_traffic_is_refused(text: str) -> None:
     """What is missing, unknown, given twice, or no number."""
     with pytest.raises(InputError, match="--traffic"):
-        parse_traffic([text])
+        parsing.traffic([text])
 
 
 def test_slices_of_a_quota() -> None:
@@ -516,12 +522,12 @@ def test_the_command_exits_1_with_the_reason(capsys: pytest.CaptureFixture[str])
     assert meshwright.main([*ARGUMENTS, *more]) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("meshwright: no slice of the quota meets --max-step-ms 0.1")
+    assert said.err.startswith("meshwright: no slice of the quota meets a step of at most 0.1 ms")
     assert said.err.count("\n") == 1
     assert meshwright.main([*ARGUMENTS, *more, "--format", "json"]) == 1
     value = json.loads(capsys.readouterr().out)
     assert value["plans"] == []
-    assert "--max-step-ms 0.1" in value["nothing_fits"]["why"]
+    assert "a step of at most 0.1 ms" in value["nothing_fits"]["why"]
 
 
 def test_the_command_exits_130_with_the_best_so_far(

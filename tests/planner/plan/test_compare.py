@@ -8,7 +8,7 @@ from mesh.slices import parse_slice
 from planner.best.solve import make_plan
 from planner.plan.compare import cache_copies, compare, step_seconds
 from planner.plan.plan import Plan
-from planner.query.request import Request
+from planner.query.query import Query
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 
@@ -17,7 +17,7 @@ INT8 = Dtypes(weights="int8", kv="int8")
 
 def _plans(name: str, slice_name: str, batch: int, context: int, top: int = 1) -> tuple[Plan, ...]:
     work = Workload(phase="decode", batches=(batch,), context=context, dtypes=INT8)
-    return make_plan(Request(model=load_model(name), slices=[parse_slice(slice_name)], work=work, top=top), "t").plans
+    return make_plan(Query(model=load_model(name), slices=[parse_slice(slice_name)], work=work, top=top)).plans
 
 
 def _cache_ways(plan: Plan, dim: str) -> int:

@@ -23,7 +23,7 @@ CASES = [
 def test_a_plan_is_what_its_own_layouts_give(case: tuple[str, str, str, int]) -> None:
     """Specs, steps, memory and cost of every plan follow from its mesh, residual and layouts alone."""
     model, slice_name, phase, batch = case
-    found = plan(model, slice_name, phase=phase, batches=[batch], context=2048, weights="int8", kv="int8", top=4)
+    found = plan(model, slice_name, phase=phase, batch=[batch], context=2048, weights="int8", kv="int8", top=4)
     for one in found.plans:
         layout, slice_, work = layout_of(one)
         fast = speeds(slice_.chip, work.dtypes)

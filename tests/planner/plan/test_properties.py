@@ -22,7 +22,7 @@ from planner.plan.compare import step_seconds
 from planner.plan.layout import from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.models.configs import load_model
@@ -90,7 +90,7 @@ def test_no_plan_of_a_real_model_beats_the_general_lower_bound(name: str, phase:
     """At no batch does the best plan of a real model take less than the general step time."""
     model, slice_ = load_model(name), parse_slice("v5p:2x2x1")
     work = Workload(phase=phase, batches=(1, 8, 64), context=context, dtypes=Dtypes(weights="int8"))
-    plans = make_plan(Request(model=model, slices=[slice_], work=work, top=1), "test").plans
+    plans = make_plan(Query(model=model, slices=[slice_], work=work, top=1)).plans
     assert plans
     for plan in plans:
         assert plan.cost.step_s * MORE >= general_bound_s(model, work, plan.batch, slice_)
@@ -181,14 +181,14 @@ import sys
 import msgspec
 from mesh.slices import parse_slice
 from planner.plan.planfile import encode
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.best.solve import make_plan
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 slices = [parse_slice("v5e:2x4"), parse_slice("v5e:2x2")]
 for name, phase in (("qwen3-8b", "decode"), ("gpt-oss-20b", "prefill")):
     work = Workload(phase=phase, batches=(4, 1), context=512, dtypes=Dtypes())
-    file = make_plan(Request(model=load_model(name), slices=slices, work=work, top=4), "test")
+    file = make_plan(Query(model=load_model(name), slices=slices, work=work, top=4))
     search = msgspec.structs.replace(file.search, wall_s=0.0, evaluations_per_s=0.0)
     sys.stdout.buffer.write(encode(msgspec.structs.replace(file, search=search)))
 """

@@ -24,7 +24,7 @@ from planner.plan.transfer import (
     transfer,
     transfer_s,
 )
-from planner.query.request import Request
+from planner.query.query import Query
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 
@@ -36,7 +36,7 @@ GPT = load_model("gpt-oss-20b")
 def plan_of(model: str, phase: str, batch: int, context: int, slice_: Slice = SQUARE) -> Plan:
     """The best plan of one batch."""
     work = Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes(weights="int8", kv="int8"))
-    request = Request(load_model(model), [slice_], work, top=1)
+    request = Query(load_model(model), [slice_], work, top=1)
     return price_candidate(sweep(request).bests[0], request)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
 from mesh.errors import InputError
 from mesh.slices import legal_slices
-from planner.query.slices import chip_range, chosen_slices, range_text
-from planner.query.targets import Targets, check_prices, dollars_per_million_tokens, parse_prices, price_of
+from meshwright.parsing import chip_range
+from meshwright.parsing import prices as parse_prices
+from planner.query.slices import chosen_slices, range_text
+from planner.query.targets import Targets, check_prices, dollars_per_million_tokens, price_of
 
 
 def names(*args: object, **options: object) -> list[str]:
@@ -41,20 +44,20 @@ BAD = {
     "--chips '0..4': expected the smaller number first": lambda: chip_range("0..4"),
     "--chips 'many': expected a number of chips or a range": lambda: chip_range("many"),
     "--chips '..': expected a number of chips or a range": lambda: chip_range(".."),
-    "--chips 3: v5e has no slice of so many; it has 1, 4, 8": lambda: names((), ["v5e"], (3, 3)),
-    "--chip 'v9': no such chip; closest: v4": lambda: names((), ["v9"]),
-    "--chips 4..8: of which chip?": lambda: names(["v5e:4x4"], (), (4, 8)),
+    "chip_counts 3: v5e has no slice of so many; it has 1, 4, 8": lambda: names((), ["v5e"], (3, 3)),
+    "chips 'v9': no such chip; closest: v4": lambda: names((), ["v9"]),
+    "chip_counts 4..8: of which chip?": lambda: names(["v5e:4x4"], (), (4, 8)),
     "no slice given; expected at least one": lambda: names(),
-    "--max-step-ms 0: expected a number of milliseconds above 0": lambda: Targets(max_step_s=0.0),
-    "--max-ttft-ms nan: expected a number of milliseconds": lambda: Targets(max_ttft_s=float("nan")),
-    "--min-tokens-per-s -1: expected a number of tokens": lambda: Targets(min_tokens_per_s=-1),
-    "--max-chips 0: expected a number of chips above 0": lambda: Targets(max_chips=0),
-    "--max-chips 4 and --chips 8..16 contradict each other": lambda: names((), ["v5e"], (8, 16), most_chips=4),
-    "--max-chips 2: no slice of v4 is within that": lambda: names((), ["v4"], most_chips=2),
-    "--price-per-chip-hour v5f: no such chip; closest: v5p, v5e": lambda: check_prices({"v5f": 1.0}, ["v5e"]),
-    "--price-per-chip-hour -1: expected a price": lambda: check_prices(parse_prices(["-1"]), ["v5e"]),
-    "--price-per-chip-hour v5e=0: expected a price": lambda: check_prices({"v5e": 0.0}, ["v5e"]),
-    "--price-per-chip-hour: no price for v6e; add v6e=DOLLARS": lambda: check_prices({"v5e": 1.0}, ["v5e", "v6e"]),
+    "max_step_s 0: expected a number of seconds above 0": lambda: Targets(max_step_s=0.0),
+    "max_ttft_s nan: expected a number of seconds": lambda: Targets(max_ttft_s=float("nan")),
+    "min_tokens_per_s -1: expected a number of tokens": lambda: Targets(min_tokens_per_s=-1),
+    "max_chips 0: expected a number of chips above 0": lambda: Targets(max_chips=0),
+    "max_chips 4 and 8..16 chips contradict each other": lambda: names((), ["v5e"], (8, 16), most_chips=4),
+    "max_chips 2: no slice of v4 is within that": lambda: names((), ["v4"], most_chips=2),
+    "prices v5f: no such chip; closest: v5p, v5e": lambda: check_prices({"v5f": 1.0}, ["v5e"]),
+    "prices -1: expected a price": lambda: check_prices(parse_prices(["-1"]), ["v5e"]),
+    "prices v5e=0: expected a price": lambda: check_prices({"v5e": 0.0}, ["v5e"]),
+    "prices: no price for v6e; add v6e=DOLLARS": lambda: check_prices({"v5e": 1.0}, ["v5e", "v6e"]),
     "--price-per-chip-hour 'v5e=x': expected dollars": lambda: parse_prices(["v5e=x"]),
     "--price-per-chip-hour '=1': expected dollars": lambda: parse_prices(["=1"]),
     "--price-per-chip-hour 'v5e=2': a second price": lambda: parse_prices(["v5e=1,v5e=2"]),
@@ -70,16 +73,31 @@ def test_bad_input_names_the_value_and_what_would_work(says: str) -> None:
     assert str(caught.value).startswith(says)
 
 
+@dataclass(frozen=True)
+class Run:
+    """The figures of a way to run; without a first token it is a decode step's."""
+
+    step_s: float
+    tokens_per_s: float
+    chips: int
+    ttft_s: float | None = None
+
+
 def test_every_target_is_missed_alone() -> None:
     """A plan misses what it exceeds, and only that; the first token is a prefill's."""
     targets = Targets(max_step_s=0.02, max_ttft_s=0.5, min_tokens_per_s=1000.0, max_chips=16)
-    assert targets.words == ("--max-step-ms 20", "--max-ttft-ms 500", "--min-tokens-per-s 1000", "--max-chips 16")
-    assert targets.missed("decode", 0.02, 1000.0, 16) == ()
-    assert targets.missed("decode", 0.6, 1000.0, 16) == ("--max-step-ms 20",)
-    both = ("--max-step-ms 20", "--max-ttft-ms 500", "--min-tokens-per-s 1000")
-    assert targets.missed("prefill", 0.6, 999.0, 16) == both
-    assert targets.missed("decode", 0.01, 1000.0, 32) == ("--max-chips 16",)
-    assert Targets().missed("decode", 1e9, 0.0, 10**6) == ()
+    step, first, tokens, chips = targets.words
+    assert (step, first) == ("a step of at most 20 ms", "a first token after at most 500 ms")
+    assert (tokens, chips) == ("at least 1000 tokens/s", "at most 16 chips")
+
+    def missed(run: Run) -> list[str]:
+        return [targets.says(target) for target in targets.missed(run)]
+
+    assert missed(Run(0.02, 1000.0, 16)) == []
+    assert missed(Run(0.6, 1000.0, 16)) == [step]
+    assert missed(Run(0.6, 999.0, 16, ttft_s=0.6)) == [step, first, tokens]
+    assert missed(Run(0.01, 1000.0, 32)) == [chips]
+    assert Targets().missed(Run(1e9, 0.0, 10**6)) == ()
 
 
 def test_a_million_tokens_cost_what_the_chip_earns_in_that_time() -> None:

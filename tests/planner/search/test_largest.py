@@ -15,7 +15,7 @@ from oracles import bruteforce
 from mesh.slices import parse_slice
 from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.footprint import Footprints, Key, Need
 from planner.search.largest import batch_key, context_key, largest, largest_batch, largest_context
 from planner.search.meshes import meshes
@@ -56,22 +56,22 @@ def test_largest_is_the_largest_of_all_numbers(drawn: tuple[int, list[tuple[int,
     assert largest(devices, 399, probe, batch_key(devices), usable) == (max(fitting) if fitting else None)
 
 
-def toy(seed: int) -> Request:
+def toy(seed: int) -> Query:
     """A toy request on a slice whose HBM is full at a batch or context that is drawn, too."""
     problem, model = bruteforce.toy_case(seed, SLICES, groups=1 + seed % 2)
     rng = random.Random(seed)
     work = msgspec.structs.replace(problem.work, batches=(rng.choice((1, 2, 3, 5, 8)),))
     full = msgspec.structs.replace(work, batches=(rng.randint(3, 40),))
-    request = Request(model=model, slices=[problem.slice_], work=full)
+    request = Query(model=model, slices=[problem.slice_], work=full)
     nothing_fits = replace(make_problem(request, problem.slice_), usable_bytes=0.0)
     least_bytes = search(nothing_fits, 1).least_bytes[full.batches[0]]
     chip = msgspec.structs.replace(
         problem.slice_.chip, usable_hbm_bytes_per_device=least_bytes * rng.choice((1.0, 1.0001, 1.01))
     )
-    return Request(model=model, slices=[parse_slice(problem.slice_.name, chip)], work=work)
+    return Query(model=model, slices=[parse_slice(problem.slice_.name, chip)], work=work)
 
 
-def batches_that_fit(request: Request, most: int) -> list[int]:
+def batches_that_fit(request: Query, most: int) -> list[int]:
     """Every batch up to `most` that the search has a layout for."""
     slice_ = request.slices[0]
     work = msgspec.structs.replace(request.work, batches=tuple(range(1, most + 1)))
@@ -79,14 +79,14 @@ def batches_that_fit(request: Request, most: int) -> list[int]:
     return [batch for batch, choices in found.choices.items() if choices]
 
 
-def contexts_that_fit(request: Request, most: int) -> list[int]:
+def contexts_that_fit(request: Query, most: int) -> list[int]:
     """Every context up to `most` at which the search has a layout for the request's batch."""
     slice_, batch = request.slices[0], request.work.batches[0]
     works = [msgspec.structs.replace(request.work, context=context) for context in range(1, most + 1)]
     return [w.context for w in works if search(make_problem(replace(request, work=w), slice_), 1).choices.get(batch)]
 
 
-def check_batch(request: Request, most: int) -> list[int]:
+def check_batch(request: Query, most: int) -> list[int]:
     """The largest batch is that of trying every one; returns those that fit."""
     fitting = batches_that_fit(request, most)
     assert not fitting or fitting[-1] < most, "the test's range is too small"
@@ -94,7 +94,7 @@ def check_batch(request: Request, most: int) -> list[int]:
     return fitting
 
 
-def check_context(request: Request, most: int) -> list[int]:
+def check_context(request: Query, most: int) -> list[int]:
     """The largest context is that of trying every one, up to `most` and well beyond it; returns those that fit."""
     slice_ = request.slices[0]
     found = largest_context(request, slice_)
@@ -128,7 +128,7 @@ def test_largest_numbers_are_those_of_trying_all_on_many_problems(seed: int) -> 
 @lru_cache
 def tight(
     phase: str, window: int | None, usable_bytes: float, context: int, batch: int = 1, name: str = "v5e:2x4"
-) -> Request:
+) -> Query:
     """One layer of attention with a single KV head, which can be cut by batch or sequence only."""
     attention = Attention(N=4, K=1, H=64, window=window)
     full = LayerGroup(count=1, attention=Attention(N=4, K=1, H=64), mlp=Mlp(F=64, gated=False))
@@ -137,10 +137,10 @@ def tight(
     slice_ = parse_slice(name)
     chip = msgspec.structs.replace(slice_.chip, usable_hbm_bytes_per_device=usable_bytes)
     work = Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes())
-    return Request(model=model, slices=[parse_slice(slice_.name, chip)], work=work)
+    return Query(model=model, slices=[parse_slice(slice_.name, chip)], work=work)
 
 
-def fixed_to_batch(usable_bytes: float) -> Request:
+def fixed_to_batch(usable_bytes: float) -> Query:
     """Attention may only cut the batch, over all eight devices: batches that it pads too much do not run."""
     roles = {"attention": {axis: frozenset({"B"}) for axis in ("X", "Y")}}
     return replace(tight("decode", None, usable_bytes, 256), fixed=roles)
@@ -198,7 +198,7 @@ def test_the_layout_that_fits_takes_what_the_tables_say() -> None:
     """The layout behind the largest batch, priced in full, takes as many bytes, within usable HBM."""
     slice_ = parse_slice("v5e:4x4")
     work = Workload(phase="decode", batches=(1,), context=8192, dtypes=Dtypes(weights="int8", kv="int8"))
-    request = Request(model=load_model("llama-3.1-70b"), slices=[slice_], work=work)
+    request = Query(model=load_model("llama-3.1-70b"), slices=[slice_], work=work)
     batch = largest_batch(request, slice_)
     assert batch is not None
     problem = make_problem(request, slice_)
@@ -220,7 +220,7 @@ def test_every_mesh_is_asked_and_the_last_that_fitted_first() -> None:
     footprints = Footprints(slice_)
     assert sorted(footprints.order) == sorted(meshes(slice_))
     work = Workload(phase="decode", batches=(1,), context=8192, dtypes=Dtypes())
-    request = Request(model=load_model("llama-3.1-70b"), slices=[slice_], work=work)
+    request = Query(model=load_model("llama-3.1-70b"), slices=[slice_], work=work)
     problem, key = make_problem(request, slice_), batch_key(16)
     assert not footprints.need(problem, [(4096, 4096)], 4096, key(4096)).fits
     assert all(footprints.unfit[mesh] == [(4096, key(4096))] for mesh in meshes(slice_))

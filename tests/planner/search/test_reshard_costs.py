@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mesh.slices import Slice, parse_slice
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.search.component_rows import Joined
 from planner.search.meshes import meshes
 from planner.search.problem import Found, Problem, make_problem
@@ -23,7 +23,7 @@ BATCHES = (3, 8, 64, 520)
 def problem_of(slice_: Slice, model: str, phase: str) -> Problem:
     """A model's components on a slice."""
     work = Workload(phase=phase, batches=BATCHES, context=1024, dtypes=Dtypes())
-    return make_problem(Request(model=load_model(model), slices=[slice_], work=work), slice_)
+    return make_problem(Query(model=load_model(model), slices=[slice_], work=work), slice_)
 
 
 def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[Joined]:

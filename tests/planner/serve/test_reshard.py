@@ -14,7 +14,7 @@ from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
 from planner.candidate import price_candidate
 from planner.plan.plan import Plan
-from planner.query.request import Request
+from planner.query.query import Query
 from planner.serve.reshard import Box, box_move, differing, insert_move, weight_names, weights_move
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
@@ -80,7 +80,7 @@ def test_moving_a_cut_is_an_all_to_all() -> None:
 def plan_of(phase: str, batch: int, context: int, slice_: Slice) -> Plan:
     """The best plan of llama-3.1-8b."""
     work = Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes(weights="int8", kv="int8"))
-    request = Request(load_model("llama-3.1-8b"), [slice_], work, top=1)
+    request = Query(model=load_model("llama-3.1-8b"), slices=(slice_,), work=work, top=1)
     return price_candidate(sweep(request).bests[0], request)
 
 

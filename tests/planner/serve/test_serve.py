@@ -8,44 +8,40 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from helpers.serving import serve_query
 
 from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner.best.solve import NothingFits
+from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.plan.file_serving import MODES, ServingEntry
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, encode, read_plan
 from planner.query.targets import Targets
-from planner.serve.request import ServeRequest, Way
+from planner.serve.query import ServeQuery, Way
 from planner.serve.reshard import box, weight_names
 from planner.serve.serve import make_serving
 from planner.serve.ways import Priced, front, ways_on_one
-from strategies.models.configs import load_model
 from strategies.models.dtypes import dtype_bytes
-from strategies.models.workload import Dtypes
 
 SLICES = ("v5e:2x2", "v5e:2x4")
 
 
-def request_of(slices: tuple[str, ...] = SLICES, model: str = "llama-3.1-8b", **options: object) -> ServeRequest:
+def request_of(slices: tuple[str, ...] = SLICES, model: str = "llama-3.1-8b", **options: object) -> ServeQuery:
     """Prompts of 1024 tokens, answers of 128, everything in int8."""
-    given: dict[str, object] = {"batches": (8, 64), "prefill_batches": (1, 4), "top": 8, **options}
-    return ServeRequest(
-        model=load_model(model),
-        slices=[parse_slice(one) for one in slices],
-        input=1024,
-        output=128,
-        dtypes=Dtypes(weights="int8", kv="int8"),
-        **given,  # type: ignore[arg-type]
-    )
+    return serve_query(slices, model, **({"top": 8} | options))  # type: ignore[arg-type]
+
+
+def asking(request: ServeQuery, **options: object) -> ServeQuery:
+    """The same with other fields of its query."""
+    return replace(request, query=replace(request.query, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def file() -> PlanFile:
     """Ways to serve on two slices."""
-    return make_serving(request_of(prices={"v5e": 1.2}), "test")
+    return make_serving(request_of(prices={"v5e": 1.2}))
 
 
 def entries(file: PlanFile) -> tuple[ServingEntry, ...]:
@@ -128,9 +124,9 @@ def test_plans_of_ways_verify(file: PlanFile, tmp_path: Path) -> None:
         assert check_plan_file(plan).findings == ()
 
 
-def ways(request: ServeRequest) -> list[Way]:
+def ways(request: ServeQuery) -> list[Way]:
     """All pairs of the best plans of one slice, both modes."""
-    priced, slice_ = Priced(request), request.slices[0]
+    priced, slice_ = Priced(request), request.query.slices[0]
     pairs = itertools.product(*(sweep(request.of(phase)).bests for phase in ("prefill", "decode")))
     return [w for p, d in pairs for w in ways_on_one(request, slice_, priced.plan(p), priced.plan(d))]
 
@@ -153,14 +149,13 @@ def test_weights_are_kept_twice_where_there_is_room_and_moved_where_there_is_not
     roomy = [w.together for w in ways(request_of(("v5e:2x4",))) if w.together]
     assert roomy
     assert all(held.switch.seconds == 0 for held in roomy)
-    tight = request_of(("v5e:2x4",), batches=(464,), prefill_batches=(2,), modes=("interleaved",))
-    tight = replace(tight, dtypes=Dtypes(weights="bf16", kv="bf16"))
-    found = entries(make_serving(tight, "test"))[0]
+    tight = request_of(("v5e:2x4",), batches=(464,), prefill_batches=(2,), modes=("interleaved",), dtype="bf16")
+    found = entries(make_serving(tight))[0]
     held = found.together
     assert held is not None
     assert (held.weights, held.copied_bytes) == ("resharded", 0)
     assert held.total_bytes <= held.usable_bytes
-    prefill, decode = plans_of(make_serving(tight, "test"), found)
+    prefill, decode = plans_of(make_serving(tight), found)
     stops = decode.batch / prefill.batch / 128 * (prefill.cost.step_s + held.insert.seconds + held.switch.seconds)
     assert held.switch.seconds > 0.01
     assert found.pace.per_token_s == pytest.approx(decode.cost.step_s + stops)
@@ -181,7 +176,7 @@ def test_looser_targets_never_do_worse(targets: tuple[Targets, ...]) -> None:
     for target in targets:
         request = request_of(targets=target, batches=(8, 64), prefill_batches=(1,))
         try:
-            found = entries(make_serving(request, "test"))
+            found = entries(make_serving(request))
         except NothingFits:
             assert before == 0.0
             continue
@@ -197,28 +192,28 @@ def test_looser_targets_never_do_worse(targets: tuple[Targets, ...]) -> None:
 
 def test_targets_are_of_what_they_name() -> None:
     """A time per token that only prefills between steps exceed leaves batched serving, whose first token comes late."""
-    found = entries(make_serving(request_of(targets=Targets(max_step_s=0.008)), "test"))
+    found = entries(make_serving(request_of(targets=Targets(max_step_s=0.008))))
     assert {entry.mode for entry in found} == {"batched", "disaggregated"}
     assert max(entry.pace.worst_ttft_s for entry in found) > 0.008
-    late = entries(make_serving(request_of(targets=Targets(max_ttft_s=0.2)), "test"))
+    late = entries(make_serving(request_of(targets=Targets(max_ttft_s=0.2))))
     assert {entry.mode for entry in late} == {"interleaved", "disaggregated"}
 
 
 def test_order_of_slices_changes_nothing() -> None:
     """The same ways come out whichever slice is named first."""
     request = request_of(batches=(64,), prefill_batches=(1,))
-    one, other = (make_serving(replace(request, slices=s), "test") for s in (request.slices, request.slices[::-1]))
+    one, other = (make_serving(asking(request, slices=s)) for s in (request.query.slices, request.query.slices[::-1]))
     assert (one.serving, one.plans) == (other.serving, other.plans)
 
 
 def test_objectives_rank_by_what_they_say() -> None:
     """Latency ranks by seconds of a request, cost by dollars per token: dearer chips lose."""
     request = request_of(("v5e:2x2", "v6e:2x2"), batches=(8, 64), prefill_batches=(1,), top=6)
-    fast = make_serving(replace(request, objective="latency"), "test")
+    fast = make_serving(asking(request, objective="latency"))
     seconds = [e.pace.request_s(128) for e in entries(fast)]
     assert seconds == sorted(seconds)
     for prices, cheap in (({"v5e": 1.0, "v6e": 50.0}, "v5e"), ({"v5e": 50.0, "v6e": 1.0}, "v6e")):
-        found = make_serving(replace(request, objective="cost", prices=prices, modes=("interleaved",)), "test")
+        found = make_serving(replace(asking(request, objective="cost", prices=prices), modes=("interleaved",)))
         dollars = [e.dollars_per_million_tokens or 0.0 for e in entries(found)]
         assert dollars == sorted(dollars)
         assert plans_of(found, entries(found)[0])[1].slice.startswith(cheap)
@@ -242,15 +237,15 @@ def test_what_nothing_meets_says_how_close_it_comes() -> None:
     """Targets that nothing meets: which ones, and what the best way has instead."""
     request = request_of(("v5e:2x2",), targets=Targets(max_step_s=1e-4), prefill_batches=(1,), batches=(8,))
     with pytest.raises(
-        NothingFits, match=r"interleaved: none of \d+ ways meets --max-step-ms 0.1; the best has at wor"
+        NothingFits, match=r"interleaved: none of \d+ ways meets a step of at most 0.1 ms; the best has at wor"
     ):
-        make_serving(request, "test")
+        make_serving(request)
 
 
 def test_model_that_fits_no_slice_says_what_it_needs() -> None:
     """A model that is too large is told as `plan` tells it."""
     with pytest.raises(NothingFits, match="does not fit on v5e:2x2"):
-        make_serving(request_of(("v5e:2x2",), model="llama-3.1-70b", batches=(8,), prefill_batches=(1,)), "test")
+        make_serving(request_of(("v5e:2x2",), model="llama-3.1-70b", batches=(8,), prefill_batches=(1,)))
 
 
 @pytest.mark.parametrize(

@@ -5,34 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.serving import serve_query
 
 import planner.serve.serve
 from executor.levels.integrity import check_plan_file
-from mesh.slices import parse_slice
-from planner.best.solve import NothingFits
+from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.plan.file_serving import ServingEntry
 from planner.plan.planfile import PlanFile
 from planner.query.targets import Targets
-from planner.serve.request import ServeRequest
+from planner.serve.query import ServeQuery
 from planner.serve.serve import make_serving
 from planner.serve.share import by_letters, leaner, letters
 from planner.serve.ways import Priced
-from strategies.models.configs import load_model
-from strategies.models.workload import Dtypes
 
 
-def request_of(slices: tuple[str, ...], **options: object) -> ServeRequest:
+def request_of(slices: tuple[str, ...], **options: object) -> ServeQuery:
     """llama-3.1-8b with prompts of 1024 tokens and answers of 128, interleaved, everything in int8."""
-    given: dict[str, object] = {"batches": (8, 64), "prefill_batches": (1, 4), "modes": ("interleaved",), **options}
-    return ServeRequest(
-        model=load_model("llama-3.1-8b"),
-        slices=[parse_slice(one) for one in slices],
-        input=1024,
-        output=128,
-        dtypes=Dtypes(weights="int8", kv="int8"),
-        **given,  # type: ignore[arg-type]
-    )
+    return serve_query(slices, **({"modes": ("interleaved",)} | options))  # type: ignore[arg-type]
 
 
 def entries(file: PlanFile) -> tuple[ServingEntry, ...]:
@@ -55,8 +45,8 @@ def test_decodes_with_equal_letters_are_searched_once() -> None:
 @pytest.mark.parametrize("batch", [448, 480])
 def test_idle_part_of_an_axis_does_not_keep_prefills_out(batch: int) -> None:
     """Batches whose fastest decode leaves an axis partly idle still find a prefill that fits beside it."""
-    request = request_of(("v5e:2x4",), batches=(batch,), prefill_batches=(2,))
-    found = entries(make_serving(replace(request, dtypes=Dtypes(weights="bf16", kv="bf16")), "test"))[0]
+    request = request_of(("v5e:2x4",), batches=(batch,), prefill_batches=(2,), dtype="bf16")
+    found = entries(make_serving(request))[0]
     assert found.together is not None
     assert found.together.total_bytes <= found.together.usable_bytes
 
@@ -77,10 +67,9 @@ def test_leaner_decodes_leave_room_for_a_prefill() -> None:
 
 def test_solver_finds_the_pair_that_shares_its_weights_best() -> None:
     """Where HBM has no room for copies, cp-sat finds layouts that share all weights, faster ones; both verify."""
-    request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,))
-    request = replace(request, dtypes=Dtypes(weights="bf16", kv="bf16"))
-    before = entries(make_serving(request, "test"))[0]
-    file = make_serving(replace(request, solver="cp-sat"), "test")
+    request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), dtype="bf16")
+    before = entries(make_serving(request))[0]
+    file = make_serving(replace(request, query=replace(request.query, solver="cp-sat")))
     after = entries(file)[0]
     assert after.together is not None
     assert after.together.proof is not None
@@ -98,13 +87,12 @@ def test_interrupt_keeps_what_was_found(when: str, left: bool) -> None:
         if text.startswith(when):
             raise KeyboardInterrupt
 
-    request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), solver="cp-sat")
-    request = replace(request, dtypes=Dtypes(weights="bf16", kv="bf16"))
+    request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), solver="cp-sat", dtype="bf16")
     if not left:
         with pytest.raises(KeyboardInterrupt):
-            make_serving(request, "test", interrupt)
+            make_serving(request, interrupt)
         return
-    file = make_serving(request, "test", interrupt)
+    file = make_serving(request, interrupt)
     assert file.search.proved_optimal == "interrupted"
     assert entries(file)
 
@@ -112,8 +100,8 @@ def test_interrupt_keeps_what_was_found(when: str, left: bool) -> None:
 def test_an_interrupt_before_a_target_is_met_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs that were not solved may meet it: no claim that none does, as there is without an interrupt."""
     request = request_of(("v5e:2x4",), batches=(256,), prefill_batches=(4,), targets=Targets(max_ttft_s=1e-9))
-    with pytest.raises(NothingFits, match="meets --max-ttft-ms"):
-        make_serving(request, "test")
+    with pytest.raises(NothingFits, match="meets a first token after at most"):
+        make_serving(request)
     monkeypatch.setattr(planner.serve.serve, "_proved", lambda *_: True)
     with pytest.raises(KeyboardInterrupt):
-        make_serving(request, "test")
+        make_serving(request)
