@@ -156,7 +156,7 @@ def ch7_params(experts: int) -> int:
 
 def b32(part: str) -> float:
     """Ch. 8: LLaMA-3-70B int8, B = 32 at 8k context on 8 v5e chips, by `roofline_table`."""
-    workload = {"context": 8192, "batch": [32], "weights": "int8", "kv": "int8"}
+    workload = {"context": 8192, "batches": [32], "weights": "int8", "kv": "int8"}
     (row,) = roofline_table(LLAMA3, parse_slice("v5e:2x4"), **workload).rows
     return {
         "kv_GB": row.kv_bytes / 1e9,
