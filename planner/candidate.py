@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.slices import Slice
-from planner.plan.layout import Layout, from_choice
+from planner.plan.layout import Layout
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
 from planner.query.targets import Merits, Prices, dollars_per_million_tokens, price_of
+from planner.search.chosen_layout import from_choice
 from planner.search.largest import largest_batch
 from planner.search.problem import Choice, Problem, make_problem
 

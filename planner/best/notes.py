@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from planner.plan.compare import cache_copies
-from planner.plan.layout import Layout, from_choice
+from planner.plan.layout import Layout
 from planner.plan.plan import Plan
 from planner.plan.pricing import estimate_s, price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.components import Component, components

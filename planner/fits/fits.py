@@ -12,11 +12,11 @@ from math import inf
 
 from mesh.slices import Slice
 from planner.parallel import in_parallel
-from planner.plan.layout import from_choice
 from planner.plan.plan import LayoutOf, Memory, MeshAxes, Plan, Value
 from planner.plan.pricing import price_layout
 from planner.query.query import Progress, Query, silent
 from planner.query.slices import in_order
+from planner.search.chosen_layout import from_choice
 from planner.search.footprint import Footprints, Key
 from planner.search.largest import batch_key, context_key, largest_batch, largest_context
 from planner.search.problem import Choice, Problem, make_problem

@@ -13,13 +13,12 @@ from functools import lru_cache
 import numpy as np
 
 from mesh.pieces import Piece
-from planner.search.problem import Choice
-from planner.search.reshard_costs import playing
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
 from strategies.notation import Axes, LayoutError, Program
 from strategies.readers.rates import Ints
+from strategies.residual_program import axes_of_pairs
 
 NAMES = "XYZWVUTS"
 
@@ -45,28 +44,6 @@ class Layout:
     residual: tuple[str, ...]
     assigned: tuple[Assigned, ...]
     order: tuple[str, ...]
-
-
-def from_choice(choice: Choice, components: Sequence[Component]) -> Layout:
-    """The layout of a choice; pieces that play the same roles everywhere become one mesh axis."""
-    bodies = [c.body(p.body) for c, p in zip(components, choice.picks, strict=True)]
-    groups: dict[tuple[str, tuple[str, ...]], list[Piece]] = {}
-    for i, piece in enumerate(choice.mesh):
-        groups.setdefault((choice.residual[i], tuple(p.axes[i] for p in choice.picks)), []).append(piece)
-    found = sorted(groups.items(), key=lambda item: _by_place(item[1]))
-    names = tuple(NAMES[: len(found)])
-    assigned = tuple(
-        Assigned(c, body, tuple(roles[n] for (_, roles), _ in found))
-        for n, (c, body) in enumerate(zip(components, bodies, strict=True))
-    )
-    residual = tuple(cut for (cut, _), _ in found)
-    pieces = tuple(tuple(sorted(p, key=lambda x: (x.axis, -x.stride))) for _, p in found)
-    return Layout(names, pieces, residual, assigned, residual_order(names, residual, assigned))
-
-
-def _by_place(pieces: list[Piece]) -> tuple[int, int]:
-    first = min(pieces, key=lambda p: (p.axis, -p.stride))
-    return first.axis, -first.stride
 
 
 def residual_order(names: Sequence[str], residual: Sequence[str], assigned: Sequence[Assigned]) -> tuple[str, ...]:
@@ -162,7 +139,7 @@ def _glue(layout: Layout, a: Assigned, parts: Sequence[Part], side: str) -> list
     ends = [_end(a.body, axis, side) for axis in a.axes]
     found = []
     for part in parts:
-        plays = playing(part, ends, layout.residual, layout.names, side)
+        plays = axes_of_pairs(part.program, ends, layout.residual, layout.names)
         ordered = {k: _sorted(v, layout) for k, v in plays.items()}
         output = a.body.parts[0].program.output.name if side == "exit" else None
         found.append(_bound(layout, a.component, side, part, ordered, output))

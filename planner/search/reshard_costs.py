@@ -6,7 +6,7 @@ is priced at two batches, and what lies between them is interpolated; else it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -218,18 +218,3 @@ def _pairs_of(part: Part, name: str, side: str) -> Flags:
     else:
         found[GIVE[name[0]], READ[name[1]]] = True
     return found
-
-
-def playing(
-    part: Part, ends: Sequence[str], residual: Sequence[str], names: Sequence[str], side: str
-) -> Mapping[str, tuple[str, ...]]:
-    """Which named mesh axes play each pair of the glue, for one layout."""
-    to_code = READ if side == "entry" else GIVE
-    plays = glue_plays(
-        part,
-        np.array([[to_code[e] for e in ends]], dtype=np.int64).reshape(1, -1),
-        np.array([[READ[r] for r in residual]], dtype=np.int64).reshape(1, -1),
-        side,
-    )
-    masks = plays.masks.items()
-    return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks}

@@ -25,9 +25,9 @@ from planner.cpsat.rows import Block, all_rows, boards
 from planner.cpsat.single import solve_coupled
 from planner.cpsat.solver import run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
-from planner.plan.layout import from_choice
 from planner.plan.planfile import PlanFile
 from planner.plan.pricing import price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Found, Problem, order_key
 from planner.search.search import search
 from strategies.models.models import Model

@@ -9,9 +9,10 @@ import pytest
 from oracles import bruteforce
 
 from mesh.pieces import Piece
-from planner.plan.layout import Assigned, Layout, from_choice, programs, residual_order
+from planner.plan.layout import Assigned, Layout, programs, residual_order
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.models.models import Model

@@ -12,9 +12,10 @@ from oracles import bruteforce
 from mesh.chips import load_chip
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout, from_choice
+from planner.plan.layout import Assigned, Layout
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Problem
 from planner.search.search import search
 from strategies.book.crossover import ws1d_comms_s, ws2d_comms_s

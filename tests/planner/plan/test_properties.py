@@ -19,10 +19,10 @@ from oracles import bruteforce
 from mesh.slices import Slice, parse_slice
 from planner.best.solve import make_plan
 from planner.plan.compare import step_seconds
-from planner.plan.layout import from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.models.configs import load_model

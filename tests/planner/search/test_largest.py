@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from oracles import bruteforce
 
 from mesh.slices import parse_slice
-from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
+from planner.search.chosen_layout import from_choice
 from planner.search.footprint import Footprints, Key, Need
 from planner.search.largest import batch_key, context_key, largest, largest_batch, largest_context
 from planner.search.meshes import meshes

@@ -12,9 +12,9 @@ from oracles import bruteforce
 
 import strategies.tables.assignments
 from mesh.slices import parse_slice
-from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
 from planner.query.query import ALL
+from planner.search.chosen_layout import from_choice
 from planner.search.meshes import meshes
 from planner.search.problem import Choice, Problem, layout_key
 from planner.search.search import search
