@@ -10,6 +10,7 @@ import msgspec
 from mesh.chips import Reached
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes
+from strategies.readers.overlap import collective_s
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,9 +75,8 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def seconds(self, reached: Reached | None, ici: float = 1.0) -> float:
         """All terms at what programs reach, or the longer one at the data sheet; `ici`: times the bandwidth."""
-        if reached is None:
-            return max(self.bandwidth_s / ici, self.hops_s)
-        return self.bandwidth_s / ici + self.hops_s + self.launches * reached.launch_s
+        latency_s = self.hops_s if reached is None else self.hops_s + self.launches * reached.launch_s
+        return float(collective_s(self.bandwidth_s / ici, latency_s, reached is not None))
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -196,9 +196,7 @@ def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> f
         return 0.0
     rates = tabulate_rates(slice_, [pieces])
     if np.isfinite(rates.s_per_byte["AllGather"][1]):
-        return float(
-            _seconds(rates.s_per_byte["AllGather"][1] * gathered_bytes, rates.latency_s["AllGather"][1], slice_)
-        )
+        return rates.seconds("AllGather", gathered_bytes)
     first, rest = pieces[:1], pieces[1:]
     return gather_s(slice_, rest, gathered_bytes / first[0].size) + gather_s(slice_, first, gathered_bytes)
 
@@ -208,10 +206,4 @@ def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> flo
     n = prod(piece.size for piece in pieces)
     if n == 1 or received_bytes == 0:
         return 0.0
-    rates, gathered = tabulate_rates(slice_, [pieces]), received_bytes * n * n / (n - 1)
-    return float(_seconds(rates.s_per_byte["AllToAll"][1] * gathered, rates.latency_s["AllToAll"][1], slice_))
-
-
-def _seconds(bandwidth_s: float, latency_s: float, slice_: Slice) -> float:
-    """Both terms at what programs reach, the longer one at the data sheet: as `Rates.additive`."""
-    return bandwidth_s + latency_s if slice_.chip.reached else max(bandwidth_s, latency_s)
+    return tabulate_rates(slice_, [pieces]).seconds("AllToAll", received_bytes * n * n / (n - 1))

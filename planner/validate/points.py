@@ -106,9 +106,7 @@ def collective_s(
 ) -> list[float]:
     """Seconds of one collective at several sizes of its gathered array, at the slice's constants."""
     rates = rates_of(slice_, group)
-    per_byte, latency_s = float(rates.s_per_byte[kind][1]), float(rates.latency_s[kind][1])
-    combine = sum if rates.additive else max
-    return [combine((size * per_byte, latency_s)) for size in sizes]
+    return [rates.seconds(kind, size) for size in sizes]
 
 
 def default_of(slice_: Slice) -> Reached:
