@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.slices import Slice
-from planner.plan.layout import Layout
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
@@ -14,6 +13,7 @@ from planner.query.targets import Merits, Prices, dollars_per_million_tokens, pr
 from planner.search.chosen_layout import from_choice
 from planner.search.largest import largest_batch
 from planner.search.problem import Choice, Problem, make_problem
+from strategies.layout import BoundLayout
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Candidate:
     problem: Problem
     choice: Choice
 
-    def layout(self) -> Layout:
+    def layout(self) -> BoundLayout:
         """The layout of the choice."""
-        return from_choice(self.choice, self.problem.components)
+        return from_choice(self.choice, self.problem)
 
     @property
     def step_s(self) -> float:

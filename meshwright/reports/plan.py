@@ -8,9 +8,10 @@ from math import nan
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits, gb, ms
 from planner.plan.compare import QUANTITIES, Comparison, compare
-from planner.plan.plan import Constant, LayoutOf, Plan
+from planner.plan.plan import Constant, Plan
 from planner.plan.planfile import PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
+from strategies.layout import ComponentLayout
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = ("attention", "MLP")
@@ -107,13 +108,13 @@ def layout_text(plan: Plan, column: str) -> str:
     return "; ".join(f"{lay.component} {roles_text(lay)}" for lay in found)
 
 
-def roles_text(layout: LayoutOf) -> str:
+def roles_text(layout: ComponentLayout) -> str:
     """The program, where its name says more than the component's, and each mesh axis's role: `X:N+K Y:D+B`."""
     plain = layout.component.startswith(layout.program)
     return assignment_text(layout) if plain else f"{layout.program} {assignment_text(layout)}"
 
 
-def assignment_text(layout: LayoutOf) -> str:
+def assignment_text(layout: ComponentLayout) -> str:
     """Each mesh axis's role: `X:N+K Y:D+B`."""
     roles = (f"{axis}:{'idle' if role == '-' else role}" for axis, role in layout.assignment.items())
     return " ".join(roles) or "whole"

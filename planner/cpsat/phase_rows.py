@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from planner.cpsat.rows import SLACK
 from planner.cpsat.specs import Specs, Stored, specs_of, unordered, weights_of
-from planner.plan.norms import norm_bytes
 from planner.search.mesh_search import Board
 from planner.search.meshes import Mesh
 from planner.search.pareto import Options
 from planner.search.residuals import CODES
+from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Floats, Ints, tabulate_rates
 
 

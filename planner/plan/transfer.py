@@ -18,7 +18,8 @@ import numpy as np
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
-from planner.plan.plan import MeshPiece, Plan, Value
+from planner.plan.plan import Plan, Value
+from strategies.layout import MeshPiece
 from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import Model
 from strategies.readers.rates import tabulate_rates

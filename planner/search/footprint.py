@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mesh.slices import Slice
-from planner.plan.norms import norm_bytes
 from planner.query.query import TWO
 from planner.search.component_rows import Joined, prefix_masks
 from planner.search.mesh_search import residual_bytes
@@ -26,6 +25,7 @@ from planner.search.problem import Choice, Found, Pick, Problem
 from planner.search.reshard_costs import price_glue
 from planner.search.residuals import CODES, States, states
 from planner.search.search import price_tables
+from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Floats, Ints, Rates, tabulate_rates
 
 Pairs = Sequence[tuple[int, int]]

@@ -9,13 +9,13 @@ from math import prod
 
 import numpy as np
 
-from planner.plan.norms import norm_bytes
 from planner.search.component_rows import Joined, prefix_masks
 from planner.search.meshes import Mesh, symmetries
 from planner.search.pareto import Options, join_all
 from planner.search.problem import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
 from planner.search.reshard_costs import Glue, price_glue
 from planner.search.residuals import CODES, States
+from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 

@@ -19,10 +19,11 @@ import numpy as np
 from mesh.pieces import Piece
 from mesh.slices import Slice
 from planner.plan.file_serving import Move
-from planner.plan.plan import Plan, TensorSpec
+from planner.plan.plan import Plan
 from planner.plan.transfer import gather_s, swap_s, torus_pieces
 from strategies.models.dtypes import dtype_bytes
 from strategies.readers.rates import Floats, Ints
+from strategies.readers.specs import TensorSpec
 
 Cut = tuple[Piece, ...]
 CACHES = ("Kc", "Vc")

@@ -23,10 +23,10 @@ from strategies.models.dtypes import dtype_bytes
 from strategies.models.workload import Dtypes
 from strategies.notation import Axes, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import Masks
 from strategies.readers.overlap import behind_s, collective_s, room_s
 from strategies.readers.prices import Comm, Number, Work
 from strategies.readers.rates import Flags, Ints, Rates
-from strategies.tables.axis_sets import Masks
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
 

@@ -22,7 +22,7 @@ from executor.devices import (
 )
 from mesh.errors import InputError
 from mesh.slices import Slice, legal_slices, parse_slice
-from planner.plan.plan import MeshAxes, MeshPiece
+from strategies.layout import MeshAxes, MeshPiece
 
 prepare_environment()
 needs_compiler = pytest.mark.skipif(

@@ -90,7 +90,7 @@ def _check(problem: Problem, model: Model, want: Choice | None, got: Choice | No
     assert _close(proof.bound_s, want.step_s)
     assert got.total_bytes <= problem.usable_bytes
     plan = price_layout(
-        from_choice(got, problem.components), problem.slice_, model, problem.work, got.batch, got.padded_batch,
+        from_choice(got, problem), problem.slice_, model, problem.work, got.batch, got.padded_batch,
         problem.fast,
     )  # fmt: skip
     assert _close(plan.cost.step_s, got.step_s)

@@ -65,7 +65,7 @@ def general_bound_s(model: Model, work: Workload, batch: int, slice_: Slice) -> 
 def _price(choice: Choice, problem: Problem, model: Model, slice_: Slice | None = None) -> Plan:
     slice_ = slice_ or problem.slice_
     fast = speeds(slice_.chip, problem.work.dtypes)
-    layout = from_choice(choice, problem.components)
+    layout = from_choice(choice, problem)
     return price_layout(layout, slice_, model, problem.work, choice.batch, choice.padded_batch, fast)
 
 

@@ -204,7 +204,7 @@ def test_the_layout_that_fits_takes_what_the_tables_say() -> None:
     problem = make_problem(request, slice_)
     choice = Footprints(slice_).need(problem, columns([batch], slice_.devices)).choice
     assert choice is not None
-    layout = from_choice(choice, problem.components)
+    layout = from_choice(choice, problem)
     plan = price_layout(layout, slice_, request.model, work, choice.batch, choice.padded_batch, problem.fast)
     assert plan.memory.total_bytes == pytest.approx(choice.total_bytes, rel=1e-12)
     assert plan.memory.total_bytes <= plan.memory.usable_bytes

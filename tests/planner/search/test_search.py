@@ -65,7 +65,7 @@ def _same(want: Sequence[Choice], got: Sequence[Choice], problem: Problem) -> No
 
 def _price_again(problem: Problem, model: Model, choices: Sequence[Choice]) -> None:
     for choice in choices:
-        layout = from_choice(choice, problem.components)
+        layout = from_choice(choice, problem)
         plan = price_layout(
             layout, problem.slice_, model, problem.work, choice.batch, choice.padded_batch, problem.fast
         )
