@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from planner.fleet.fleet import NoFleet as NoFleet
     from planner.plan.file_fleet import Fleet as Fleet
     from planner.plan.file_fleet import Traffic as Traffic
-    from planner.plan.file_frontier import Frontier as Frontier
     from planner.plan.file_serving import Serving as Serving
     from planner.plan.plan import Plan as Plan
+    from planner.plan.planfile import Frontier as Frontier
     from planner.plan.planfile import PlanFile as PlanFile
     from planner.plan.planfile import read_plan as read_plan
     from planner.query.targets import Targets as Targets
@@ -48,7 +48,7 @@ _HOMES = {
     "Chip": "mesh.chips",
     "Fits": "planner.fits.fits",
     "Fleet": "planner.plan.file_fleet",
-    "Frontier": "planner.plan.file_frontier",
+    "Frontier": "planner.plan.planfile",
     "InputError": "mesh.errors",
     "Model": "strategies.models.models",
     "NoFleet": "planner.fleet.fleet",
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _load("planner.version").VERSION
+        return _load("mesh.version").VERSION
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     return getattr(_load(_HOMES[name]), name)

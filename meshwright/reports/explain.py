@@ -87,7 +87,7 @@ def _local(dim: Dim, sizes: Mapping[str, float], ways: Mapping[str, int]) -> str
 
 def _steps(plan: Plan) -> Iterator[Block]:
     layouts = {layout.component: layout for layout in plan.layouts}
-    ways = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    ways = plan.mesh.sizes
     for component, found in groupby(plan.cost.steps, key=lambda step: step.component):
         steps, layout = tuple(found), layouts[component]
         sizes = dim_sizes(plan, layout)
@@ -161,7 +161,7 @@ def _memory(memory: Memory) -> Table:
 
 
 def _specs(heading: str, specs: Mapping[str, TensorSpec], plan: Plan) -> Table:
-    ways = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    ways = plan.mesh.sizes
     rows = []
     for name, spec in specs.items():
         if not len(spec.dims) == len(spec.shape) == len(spec.axes):

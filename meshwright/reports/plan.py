@@ -79,7 +79,7 @@ def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
 
 def dollars(plan: Plan, prices: Prices) -> float:
     """What a million tokens of the plan cost."""
-    price = price_of(prices, plan.slice.partition(":")[0])
+    price = price_of(prices, plan.chip_name)
     return nan if price is None else dollars_per_million_tokens(price, plan.throughput.tokens_per_s_per_chip)
 
 
@@ -95,7 +95,7 @@ def bound_text(bound: str) -> str:
 
 def mesh_text(plan: Plan) -> str:
     """The mesh's axes with their sizes: `X4 Y4`."""
-    sizes = zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False)
+    sizes = plan.mesh.sizes.items()
     return " ".join(f"{name}{size}" for name, size in sizes) or "one device"
 
 
@@ -134,7 +134,7 @@ def pieces_text(plan: Plan, number: int) -> str:
 
 def details(plan: Plan) -> list[str]:
     """Where the mesh lies in the torus, what cuts the residual stream, and what was padded."""
-    axes = enumerate(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False))
+    axes = enumerate(plan.mesh.sizes.items())
     mesh = "; ".join(f"{name}{size} = {pieces_text(plan, number)}" for number, (name, size) in axes)
     cuts = ", ".join(f"{dim} over {''.join(axes)}" for dim, axes in plan.residual.items() if axes)
     lines = [f"mesh: {mesh or 'one device'}", f"residual stream: {cuts or 'whole on every device'}"]

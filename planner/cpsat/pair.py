@@ -30,7 +30,6 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
 from planner.cpsat.phase_rows import Side, by_place, least_by_cut, same_mesh, sides_of
 from planner.cpsat.rows import SLACK, boards
 from planner.cpsat.solver import Ended, run
@@ -38,6 +37,7 @@ from planner.cpsat.specs import Stored
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
 from planner.plan.plan import Plan
 from planner.query.query import CP_SAT, Query, check_solver
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Found, make_problem
 from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.workload import LARGEST_CONTEXT, check_count

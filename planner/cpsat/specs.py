@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.search.component_rows import Joined
 from planner.search.residuals import CODES
-from strategies.bind import _Order
+from strategies.bind import axis_runs
 from strategies.notation import Axes, Program, Tensor
 from strategies.readers.cost import Speeds
 from strategies.readers.fit import fit_part, scope_of
@@ -41,8 +41,7 @@ class Run:
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[Run, ...], ...]:
-    order = _Order(program, {}, None)
-    return tuple(tuple(Run(tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+    return tuple(tuple(Run(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:

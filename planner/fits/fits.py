@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mesh.slices import Slice
+from mesh.version import VERSION
 from planner.parallel import in_parallel
 from planner.plan.plan import Memory, Plan, Value
 from planner.plan.pricing import price_layout
@@ -21,7 +22,6 @@ from planner.search.footprint import Footprints, Key
 from planner.search.largest import batch_key, context_key, largest_batch, largest_context
 from planner.search.problem import Choice, Problem, make_problem
 from planner.search.search import columns
-from planner.version import VERSION
 from strategies.layout import ComponentLayout, MeshAxes
 from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
 

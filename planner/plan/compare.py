@@ -133,7 +133,7 @@ def cache_copies(plan: Plan) -> int:
     for name, spec in plan.specs.items():
         if name.endswith("/Kc"):
             cut = {axis for axes in spec.axes for axis in axes}
-            sizes = [s for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if n not in cut]
+            sizes = [s for n, s in plan.mesh.sizes.items() if n not in cut]
             here = 1
             for size in sizes:
                 here *= size

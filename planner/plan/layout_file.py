@@ -18,12 +18,12 @@ from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
+from mesh.version import VERSION
 from planner.plan.accuracy import slice_of_plan
 from planner.plan.plan import Plan
 from planner.plan.planfile import SCHEMA as PLAN_SCHEMA
 from planner.plan.planfile import PlanFile, Search, read_object
 from planner.plan.pricing import price_layout
-from planner.version import VERSION
 from strategies.components import Component, components
 from strategies.layout import DIMS, BoundLayout, ComponentLayout, Layout, MeshAxes, bind_layout, mesh_of
 from strategies.models.models import Model

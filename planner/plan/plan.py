@@ -174,3 +174,8 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def chip_name(self) -> str:
         """The name of its slice's chip."""
         return self.slice.partition(":")[0]
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
+        return self.context if self.phase == "prefill" else 1

@@ -42,7 +42,7 @@ def price_layout(
     steps = tuple(step for p in priced for step in _steps(p, fast))
     lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
     cost = total_cost(steps, lower_s, hidden_by(steps, slice_.chip.reached, fast.prefetch_s))
-    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    tokens = batch * work.tokens_per_sequence
     return Plan(
         model=model,
         model_hash=model.digest,
@@ -197,7 +197,7 @@ def residual_bytes(
 ) -> float:
     """The residual stream and the update that is added to it, on one device."""
     ways = prod(size for size, cut in zip(layout.mesh.axis_sizes, layout.cuts, strict=True) if cut != IDLE)
-    tokens = padded * (work.context if work.phase == "prefill" else 1)
+    tokens = padded * work.tokens_per_sequence
     D = priced[0].bound.component.dims["D"]
     return 2 * tokens * D * fast.widths["activation"] / ways
 

@@ -111,7 +111,7 @@ def even_side(slice_: Slice, model: Model, kv: str, tokens: int) -> Side:
 
 def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
     """The side that a plan's own cache specs give, for requests of `tokens` tokens."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    sizes = plan.mesh.sizes
     pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
     shares = []
     for layout in plan.layouts:

@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.search.problem import Pick
 from planner.search.residuals import CODES
 from strategies.components import Component
 from strategies.readers.rates import Floats, Ints
@@ -73,6 +74,11 @@ class Joined:
     def least_late_s(self) -> Floats:
         """[columns]: the least late seconds of one layer."""
         return np.asarray(self.late_s.min(axis=0))
+
+    def pick(self, row: int) -> Pick:
+        """What the component does in a row."""
+        table = self.tables[self.table_of[row]]
+        return Pick(self.component.name, table.body.name, tuple(table.choices[c] for c in table.rows[self.row_of[row]]))
 
     def take(self, rows: Ints, columns: Ints) -> Joined:
         """These rows and columns only."""

@@ -16,16 +16,16 @@ import msgspec
 from mesh.chips import Chip, chip_names, read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
+from mesh.version import VERSION
 from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
 from planner.plan.pricing import price_layout
 from planner.query.query import TWO, Fixed, Progress, Query, fixed_roles, programs_of, silent
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
-from planner.version import VERSION
 from strategies.layout import BoundLayout
 from strategies.models.workload import Workload
 from strategies.notation import Program
@@ -121,7 +121,7 @@ def sensitivity(
 
 def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
     """The chip of a chip file; raises `InputError` where it is not the plan's, or where the plan needs one."""
-    name = plan.slice.partition(":")[0].lower()
+    name = plan.chip_name.lower()
     if path is None:
         if name not in chip_names():
             raise InputError(f"the plan is for {plan.slice}, no built-in chip: name its chip file, as for `plan`")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mesh.errors import InputError
+from mesh.version import VERSION
 from planner.validate.measured import (
     MEASURED,
     Curves,
@@ -21,7 +22,6 @@ from planner.validate.score_curves import score_curves
 from planner.validate.score_others import score_limits, score_microbenchmarks, score_serving
 from planner.validate.score_steps import score_steps
 from planner.validate.scores import SetScore, Validation
-from planner.version import VERSION
 
 SCHEMA = "meshwright.validation/1"
 

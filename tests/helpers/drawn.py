@@ -107,5 +107,5 @@ def _roles(c: Component, sizes: Sequence[int], rng: np.random.Generator) -> tupl
 
 def covered(plan: Plan) -> set[tuple[str, str, str]]:
     """(phase, program, role) of every mesh axis longer than 1."""
-    long = {n for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if s > 1}
+    long = {n for n, s in plan.mesh.sizes.items() if s > 1}
     return {(plan.phase, one.program, role) for one in plan.layouts for n, role in one.assignment.items() if n in long}

@@ -16,7 +16,6 @@ from oracles import bruteforce
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.candidate import price_candidate
 from planner.coupled import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
 from planner.cpsat.phase_rows import Side, orders_of
@@ -27,6 +26,7 @@ from planner.plan.file_proof import FEASIBLE, OPTIMAL
 from planner.plan.layout_file import layout_of
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
+from planner.search.candidate import price_candidate
 from planner.search.meshes import Mesh, meshes
 from planner.search.problem import Found, Problem, make_problem
 from planner.search.residuals import CODES
@@ -321,7 +321,7 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
         residual, order = int(board.state.residual[state]), random.choice(orders[state])
         at = random.randrange(len(side.rows[i]))
         joined, row = board.joined[i], int(side.rows[i][at])
-        if not board._allowed(i, residual, board.state.prefixes[state : state + 1])[0][joined.face[row]]:
+        if not board.allowed(i, state)[joined.face[row]]:
             continue
         table = joined.tables[joined.table_of[row]]
         axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])

@@ -23,7 +23,6 @@ from meshwright.reports.fleet import report
 from meshwright.reports.text import render
 from planner.api import fleet
 from planner.best.sweep import search_slice
-from planner.candidate import Candidate, price_candidate, problem_of
 from planner.fleet import servers as fleet_servers
 from planner.fleet.fleet import NoFleet
 from planner.fleet.problem import ROLES
@@ -36,6 +35,7 @@ from planner.plan.transfer import DCN_LATENCY_S
 from planner.plan.transfer import transfer_s as even_transfer_s
 from planner.query.query import Query
 from planner.query.targets import Targets
+from planner.search.candidate import Candidate, price_candidate, problem_of
 from planner.search.problem import Found, Problem
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload

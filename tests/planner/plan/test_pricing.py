@@ -71,7 +71,7 @@ def test_memory_sums_and_weights_are_those_of_the_specs(seed: int) -> None:
         memory = plan.memory
         total = memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
         assert memory.total_bytes == pytest.approx(total, rel=1e-12)
-        sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+        sizes = plan.mesh.sizes
         layers = {layout.component: layout.layers for layout in plan.layouts}
         held = 0.0
         for name, spec in plan.specs.items():

@@ -46,7 +46,7 @@ def general_bound_s(model: Model, work: Workload, batch: int, slice_: Slice) -> 
     chip = slice_.chip
     hbm_bytes_per_s = chip.hbm_bytes_per_s * slice_.chips
     flops_per_s = chip.flops_per_s[work.dtypes.compute] * slice_.chips
-    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    tokens = batch * work.tokens_per_sequence
     flops, params, kv = 2.0 * batch * model.V * model.D, float(model.V * model.D), 0.0
     for group in model.groups:
         a, mlp = group.attention, group.mlp

@@ -9,7 +9,6 @@ from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.candidate import price_candidate
 from planner.plan.plan import Plan
 from planner.plan.transfer import (
     DCN_LATENCY_S,
@@ -25,6 +24,7 @@ from planner.plan.transfer import (
     transfer_s,
 )
 from planner.query.query import Query
+from planner.search.candidate import price_candidate
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 

@@ -42,7 +42,7 @@ class Candidate:
     def tokens_per_s(self) -> float:
         """Tokens decoded, or of prompts, per second."""
         work = self.problem.work
-        return self.choice.batch * (work.context if work.phase == "prefill" else 1) / self.choice.step_s
+        return self.choice.batch * work.tokens_per_sequence / self.choice.step_s
 
     @property
     def chips(self) -> int:
