@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from oracles.even_transfer import transfer_s as even_transfer_s
 
 import meshwright
 from executor.levels.integrity import check_plan_file
@@ -32,7 +33,6 @@ from planner.plan.file_fleet import Fleet, Traffic
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, encode, read_plan
 from planner.plan.transfer import DCN_LATENCY_S
-from planner.plan.transfer import transfer_s as even_transfer_s
 from planner.query.query import Query
 from planner.query.targets import Targets
 from planner.search.candidate import Candidate, price_candidate, problem_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from oracles.even_transfer import even_side, transfer_s
 
 from mesh.errors import InputError
 from mesh.pieces import Piece
@@ -15,13 +16,11 @@ from planner.plan.transfer import (
     Share,
     Side,
     chip_dcn_bytes_per_s,
-    even_side,
     gather_s,
     request_cache_bytes,
     side_of,
     swap_s,
     transfer,
-    transfer_s,
 )
 from planner.query.query import Query
 from planner.search.candidate import price_candidate
