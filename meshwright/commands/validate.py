@@ -30,8 +30,8 @@ def validate(
     """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
     from planner.files import write_whole
     from planner.plan.planfile import encode
-    from planner.validate.error_bars import error_bars
     from planner.validate.measured import MEASURED
+    from planner.validate.validate import error_bars
     from planner.validate.validate import validate as run
 
     folder = Path(data) if data else MEASURED
