@@ -49,8 +49,7 @@ def validate(
 
 def _encoded(found: Validation, style: str) -> bytes:
     """The findings as text of that format."""
-    from meshwright.reports.validate import report
-    from meshwright.reports.validate_plot import svg
+    from meshwright.reports.validate import report, svg
     from planner.plan.planfile import encode
 
     if style == "svg":
