@@ -18,7 +18,7 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.plan.plan import MeshAxes
+from strategies.layout import MeshAxes
 
 if TYPE_CHECKING:
     import jax

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from planner.fleet.fleet import NoFleet as NoFleet
     from planner.plan.file_fleet import Fleet as Fleet
     from planner.plan.file_fleet import Traffic as Traffic
-    from planner.plan.file_frontier import Frontier as Frontier
     from planner.plan.file_serving import Serving as Serving
+    from planner.plan.planfile import Frontier as Frontier
     from planner.plan.planfile import PlanFile as PlanFile
     from planner.plan.planfile import read_plan as read_plan
     from planner.query.query import Query as Query
@@ -59,9 +59,8 @@ _NAMES = {
     "planner.best.nothing": "NothingFits",
     "planner.fleet.fleet": "NoFleet",
     "planner.plan.file_fleet": "Fleet Traffic",
-    "planner.plan.file_frontier": "Frontier",
     "planner.plan.file_serving": "Serving",
-    "planner.plan.planfile": "PlanFile read_plan",
+    "planner.plan.planfile": "Frontier PlanFile read_plan",
     "planner.query.query": "Query",
     "planner.query.targets": "Targets",
     "strategies.book.rooftable": "RooflineTable",
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _load("planner.version").VERSION
+        return _load("mesh.version").VERSION
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     return getattr(_load(_HOMES[name]), name)

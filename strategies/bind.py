@@ -38,6 +38,15 @@ def bind(program: Program, playing: Mapping[str, Axes], key: SortKey | None = No
     )
 
 
+def axis_runs(program: Program, tensor: Tensor) -> tuple[tuple[tuple[Axes, str], ...], ...]:
+    """Per dim the program axes that binding sorts together, and the dim of the input or output that sorts them.
+
+    That is empty where nothing does: axes of such a run stay in the order of the notation.
+    """
+    order = _Order(program, {}, None)
+    return tuple(tuple((tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+
+
 class _Order:
     """Replaces program axes by the mesh axes that play them, in an order that all tensors share."""
 

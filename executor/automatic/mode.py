@@ -32,8 +32,9 @@ from executor.run.model_step import logits_of
 from executor.run.runnable import Options, Unit
 from mesh.chips import Chip
 from mesh.slices import Slice, parse_slice
-from planner.plan.plan import Plan, TensorSpec
+from planner.plan.plan import Plan
 from strategies.notation import Program
+from strategies.readers.specs import TensorSpec
 
 MODE = "automatic"
 Constraints = Mapping[str, TensorSpec]  # by group/component/tensor

@@ -30,9 +30,9 @@ from executor.run.engine import Engine, engine, engine_of
 from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout
 from planner.plan.plan import Plan
 from strategies.components import IDLE, components
+from strategies.layout import Assigned, lay_out
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Program
 
@@ -167,14 +167,13 @@ def _number(x: Any) -> float:
 
 def unsharded(plan: Plan, mesh: Mesh, context: int) -> Engine:
     """An engine of decode in which every mesh axis idles."""
-    names = plan.mesh.axis_names
     work = Workload(phase="decode", batches=(plan.padded_batch,), context=context, dtypes=plan.dtypes)
-    idle = (IDLE,) * len(names)
+    idle = (IDLE,) * len(plan.mesh.axis_names)
     assigned = [
         Assigned(c, next(b for b in c.bodies if not b.parts[0].program.requires), idle)
         for c in components(plan.model, work)
     ]
-    layout = Layout(names, tuple(() for _ in names), idle, tuple(assigned), names)
+    layout = lay_out(plan.mesh, idle, assigned)
     return engine(layout, plan.model, work, mesh)
 
 

@@ -22,9 +22,10 @@ from executor.devices import build_mesh, tpu_devices
 from executor.levels.verdict import Finding, Level, verdict
 from mesh.chips import Chip
 from mesh.slices import parse_slice
-from planner.plan.plan import Plan, TensorSpec
+from planner.plan.plan import Plan
 from strategies.models.dtypes import dtype_bytes
 from strategies.notation import Program
+from strategies.readers.specs import TensorSpec
 
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05

@@ -20,9 +20,9 @@ from executor.levels.verdict import FAILED, LEVELS, PASSED, SCHEMA, Finding, Lev
 from executor.processes.agreement import Alone
 from mesh.chips import Chip, chip_names, load_chip, read_chip
 from mesh.errors import InputError
+from mesh.version import VERSION
 from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
-from planner.version import VERSION
 from strategies.notation import Program
 
 MODES = ("manual", "automatic", "unconstrained", "both")

@@ -25,9 +25,9 @@ from executor.run.model_step import Tree, Whole, logits_of
 from executor.run.prompts import Prefilled, insert_all, zigzag
 from executor.run.runnable import Options, Stored, Unit, random_weight, units
 from mesh.chips import Chip
-from planner.plan.layout import Layout
 from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
+from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
 from strategies.notation import Program
@@ -204,7 +204,7 @@ class Engine:
 
 
 def engine(
-    layout: Layout,
+    layout: BoundLayout,
     model: Model,
     work: Workload,
     mesh: Mesh,

@@ -15,16 +15,16 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.specs import cache_types
 from planner.search.component_rows import Joined
 from planner.search.residuals import CODES
-from strategies.bind import _Order
+from strategies.bind import axis_runs
 from strategies.notation import Axes, Program, Tensor
 from strategies.readers.cost import Speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import weight_bytes
 from strategies.readers.rates import Floats, Ints, Rates
-from strategies.tables.assignments import fit_part, masks_of
-from strategies.tables.tables import scope_of
+from strategies.readers.specs import cache_types
+from strategies.tables.assignments import masks_of
 
 Groups = tuple[tuple[int, ...], ...]
 Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
@@ -41,8 +41,7 @@ class Run:
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[Run, ...], ...]:
-    order = _Order(program, {}, None)
-    return tuple(tuple(Run(tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+    return tuple(tuple(Run(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.readers.overlap import overlapped_s
 
 QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
 SWINGS = (0.8, 1.2)
@@ -51,11 +52,9 @@ def hidden_s(
     hbm: float = 1.0,
     ici: float = 1.0,
 ) -> float:
-    """Seconds that a step's components do not wait, of those that their steps have.
+    """Seconds that a step's components do not wait, of those that their steps have: `overlap.overlapped_s` of each.
 
-    Gathers of weights run behind the FLOPs and HBM time of the body. The hops and launches of all other collectives
-    pass while weights are read ahead: as long as the matmuls read, beyond their FLOPs, and VMEM has room; not in time
-    that gathers fill already.
+    The operations behind which gathers run are the body's. At the data sheet nothing overlaps (`reached` None).
     """
     if reached is None:
         return 0.0
@@ -83,8 +82,7 @@ class _Hiding:
     spare_s: float = 0.0
 
     def seconds(self, prefetch_s: float) -> float:
-        behind_s = min(self.roof_s, self.behind_s)
-        return self.layers * (behind_s + min(self.wait_s, self.spare_s, prefetch_s, self.roof_s - behind_s))
+        return self.layers * float(overlapped_s(self.roof_s, self.behind_s, self.wait_s, self.spare_s, prefetch_s))
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:
@@ -135,7 +133,7 @@ def cache_copies(plan: Plan) -> int:
     for name, spec in plan.specs.items():
         if name.endswith("/Kc"):
             cut = {axis for axes in spec.axes for axis in axes}
-            sizes = [s for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if n not in cut]
+            sizes = [s for n, s in plan.mesh.sizes.items() if n not in cut]
             here = 1
             for size in sizes:
                 here *= size

@@ -120,7 +120,7 @@ def _switching(prefill: Plan, decode: Plan) -> float:
 
 def _stored(plan: Plan) -> Mapping[str, float]:
     """Bytes per device of every weight, of all its layers."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    sizes = plan.mesh.sizes
     found = {}
     for name in weight_names(plan):
         spec = plan.specs[name]

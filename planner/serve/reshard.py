@@ -19,10 +19,11 @@ import numpy as np
 from mesh.pieces import Piece
 from mesh.slices import Slice
 from planner.plan.file_serving import Move
-from planner.plan.plan import Plan, TensorSpec
-from planner.plan.transfer import gather_s, swap_s, torus_pieces
+from planner.plan.plan import Plan
+from planner.plan.transfer import gather_s, swap_s
 from strategies.models.dtypes import dtype_bytes
 from strategies.readers.rates import Floats, Ints
+from strategies.readers.specs import TensorSpec
 
 Cut = tuple[Piece, ...]
 CACHES = ("Kc", "Vc")
@@ -48,10 +49,9 @@ def weight_names(plan: Plan) -> tuple[str, ...]:
 
 def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
     """How a plan cuts a tensor, in pieces of the torus that are joined where they are adjacent."""
-    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
+    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     cuts = {
-        dim: _joined([p for axis in axes for p in torus_pieces(pieces[axis], slice_)])
-        for dim, axes in zip(spec.dims, spec.axes, strict=True)
+        dim: _joined([p for axis in axes for p in pieces[axis]]) for dim, axes in zip(spec.dims, spec.axes, strict=True)
     }
     return Box(cuts)
 

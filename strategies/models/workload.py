@@ -45,6 +45,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for batch in self.batches:
             check_count("batch", batch, LARGEST_BATCH)
 
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
+        return self.context if self.phase == "prefill" else 1
+
 
 def check_count(name: str, value: int, largest: int) -> None:
     """Raise `InputError` unless 1 <= value <= largest."""

@@ -1,8 +1,7 @@
 """The cost reader: what a program's steps take on a mesh, on numbers or on arrays of assignments at once.
 
     step_s        = sum over steps of max(FLOPs time, HBM time) + sum of collectives      (the estimate)
-                    less what gathers of weights, which wait for no activation, take behind the component's matmuls,
-                    and what hops and launches take while the next weights are read into VMEM
+                    less what overlaps: the rule and its reason are in `strategies.readers.overlap`
     lower_bound_s = max(the first sum, the second)             everything overlaps
     upper_bound_s = FLOPs + HBM + collectives                  nothing overlaps
 
@@ -24,9 +23,10 @@ from strategies.models.dtypes import dtype_bytes
 from strategies.models.workload import Dtypes
 from strategies.notation import Axes, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import Masks
+from strategies.readers.overlap import behind_s, collective_s, room_s
 from strategies.readers.prices import Comm, Number, Work
 from strategies.readers.rates import Flags, Ints, Rates
-from strategies.tables.axis_sets import Masks
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
 
@@ -179,7 +179,7 @@ class CommCost:
     @property
     def seconds(self) -> Number:
         """Both terms, or the longer of the two: see `Rates.additive`."""
-        return self.bandwidth_s + self.latency_s if self.additive else np.maximum(self.bandwidth_s, self.latency_s)
+        return collective_s(self.bandwidth_s, self.latency_s, self.additive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +262,11 @@ class Totals:
     @property
     def step_s(self) -> Number:
         """The estimate, before anything is read ahead."""
-        return self.roof_s + self.comm_s - np.minimum(self.roof_s, self.behind_s)
+        return self.roof_s + self.comm_s - behind_s(self.roof_s, self.behind_s)
 
     def room_s(self, prefetch_s: float) -> Number:
         """How long weights can be read ahead: while VMEM has room, and not in time that gathers fill already."""
-        left_s = self.roof_s - np.minimum(self.roof_s, self.behind_s)
-        return np.minimum(np.minimum(self.spare_s, prefetch_s), left_s)
+        return room_s(self.roof_s, self.behind_s, self.spare_s, prefetch_s)
 
     @property
     def lower_bound_s(self) -> Number:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from strategies.components import Component, entry_parts, exit_parts
+from strategies.models.workload import Workload
 from strategies.notation import Axes, Program, Step, Tensor
-from strategies.readers.cost import ArrayScope
+from strategies.readers.cost import ArrayScope, Speeds
 from strategies.readers.prices import Number
 
 _GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
@@ -27,6 +30,15 @@ def cache_bytes(scope: ArrayScope) -> Number:
     if not tensors:
         return 0.0
     return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
+
+
+def norm_bytes(components: Sequence[Component], work: Workload, fast: Speeds) -> float:
+    """The norms' vectors between components and residual: counted whole on every device, which some layouts cut."""
+    vectors = 0
+    for component in components:
+        parts = (*entry_parts(component, work.phase), *exit_parts(component, work.phase))
+        vectors += component.times * sum(len(part.program.weights) for part in parts)
+    return vectors * components[0].dims["D"] * fast.widths["weight"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from mesh.collectives import Group, group
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
+from strategies.readers.overlap import collective_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,6 +37,10 @@ class Rates:
     launches: dict[str, Ints] = field(default_factory=dict)
     launch_s: float = 0.0
     additive: bool = False
+
+    def seconds(self, kind: str, nbytes: float, mask: int = 1) -> float:
+        """Seconds of one collective over a set of mesh axes (the first) that ends with so many bytes."""
+        return float(collective_s(self.s_per_byte[kind][mask] * nbytes, self.latency_s[kind][mask], self.additive))
 
 
 def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:

@@ -15,11 +15,11 @@ import numpy as np
 
 from strategies.checker import Requirements
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.readers.axis_sets import Plays, Unions
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_step
 from strategies.readers.memory import Moment, moment_bytes, moments
 from strategies.readers.prices import Number
 from strategies.readers.rates import Ints
-from strategies.tables.axis_sets import Plays, Unions
 
 Asking = TypeVar("Asking")
 

@@ -24,9 +24,9 @@ from executor.levels.timing import REPEATS, label, measure, present_devices
 from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner.candidate import Candidate, price_candidate
 from planner.plan.plan import Plan
 from planner.query.query import Query
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import make_problem
 from planner.search.search import search
 from strategies.components import IDLE, Component, components

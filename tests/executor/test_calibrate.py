@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from oracles.torus import whole
 
 import executor.calibrate.calibrate as module
 import executor.calibrate.link_fit
@@ -26,7 +27,6 @@ from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import chip_names, load_chip
 from mesh.collectives import all_reduce, all_to_all, group
 from mesh.errors import InputError
-from mesh.pieces import whole
 from mesh.slices import parse_slice, slices_of
 from strategies.readers.rates import KINDS
 

@@ -18,8 +18,9 @@ from meshwright.reports.text import Lines, Table, render
 from planner import api
 from planner.numbers import digits
 from planner.plan.compare import Comparison, Turn
-from planner.plan.plan import Constant, LayoutOf, MeshPiece, Plan
+from planner.plan.plan import Constant, Plan
 from planner.plan.planfile import PlanFile
+from strategies.layout import ComponentLayout, MeshPiece
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +106,9 @@ def test_tie_is_called_one() -> None:
     assert lost(margin_s=0.0, margin=0.0)[0].startswith("plan 2 is as fast as plan 1; ties break on memory")
 
 
-def layout(component: str, program: str, **assignment: str) -> LayoutOf:
+def layout(component: str, program: str, **assignment: str) -> ComponentLayout:
     """A component's layout."""
-    return LayoutOf(component=component, groups=(0,), layers=1, program=program, assignment=assignment)
+    return ComponentLayout(component=component, groups=(0,), layers=1, program=program, assignment=assignment)
 
 
 def test_roles_are_short() -> None:
@@ -117,7 +118,7 @@ def test_roles_are_short() -> None:
     assert roles_text(layout("mlp", "mlp")) == "whole"
 
 
-def with_layouts(plan: Plan, *layouts: LayoutOf) -> Plan:
+def with_layouts(plan: Plan, *layouts: ComponentLayout) -> Plan:
     """The plan with other layouts."""
     return msgspec.structs.replace(plan, layouts=layouts)
 

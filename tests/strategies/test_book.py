@@ -3,11 +3,12 @@
 import math
 
 import pytest
+from oracles.torus import legal_slices
 
 from mesh.collectives import all_gather, all_reduce, group, reduce_scatter
 from mesh.errors import InputError
 from mesh.pieces import Piece
-from mesh.slices import legal_slices, parse_slice
+from mesh.slices import parse_slice
 from strategies.book.crossover import (
     best_x_ways,
     crossover_chips,

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from oracles.torus import legal_slices
 
-from mesh.slices import legal_slices, parse_slice
+from mesh.slices import parse_slice
 from strategies.book.crossover import (
     best_x_ways,
     crossover_chips,

@@ -18,9 +18,9 @@ from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Program
 from strategies.primitives import PRIMITIVES
 from strategies.readers.cost import Totals, price_steps, speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Ints, tabulate_rates
-from strategies.tables.assignments import fit_part
-from strategies.tables.tables import price_body, scope_of
+from strategies.tables.tables import price_body
 
 README = (Path(__file__).parents[2] / "strategies" / "README.md").read_text("utf-8")
 EXAMPLE = re.findall(r"```layout\n(.*?)```", README, re.S)[0]

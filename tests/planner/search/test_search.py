@@ -12,9 +12,9 @@ from oracles import bruteforce
 
 import strategies.tables.assignments
 from mesh.slices import parse_slice
-from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
 from planner.query.query import ALL
+from planner.search.chosen_layout import from_choice
 from planner.search.meshes import meshes
 from planner.search.problem import Choice, Problem, layout_key
 from planner.search.search import search
@@ -65,7 +65,7 @@ def _same(want: Sequence[Choice], got: Sequence[Choice], problem: Problem) -> No
 
 def _price_again(problem: Problem, model: Model, choices: Sequence[Choice]) -> None:
     for choice in choices:
-        layout = from_choice(choice, problem.components)
+        layout = from_choice(choice, problem)
         plan = price_layout(
             layout, problem.slice_, model, problem.work, choice.batch, choice.padded_batch, problem.fast
         )

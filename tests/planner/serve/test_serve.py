@@ -57,7 +57,7 @@ def plans_of(file: PlanFile, entry: ServingEntry) -> tuple[Plan, Plan]:
 
 def stored_bytes(plan: Plan, name: str) -> float:
     """Bytes of a weight on one device, from its shape and the sizes of the axes that cut it."""
-    spec, sizes = plan.specs[name], dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    spec, sizes = plan.specs[name], plan.mesh.sizes
     layers = next(a.layers for a in plan.layouts if a.component == name.split("/")[0])
     ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
     return layers * prod(spec.shape) * dtype_bytes(spec.dtype) / ways

@@ -13,10 +13,11 @@ from strategies.components import Body, Component, Part, components
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 from strategies.readers.cost import ArrayScope, Totals, price_steps, speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.readers.rates import Ints, tabulate_rates
-from strategies.tables.assignments import fit_part, masks_of
-from strategies.tables.tables import price_body, scope_of
+from strategies.tables.assignments import masks_of
+from strategies.tables.tables import price_body
 
 V5P = parse_slice("v5p:4x4x4")
 AXES = "XYZ"

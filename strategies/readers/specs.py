@@ -6,13 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+import msgspec
 import numpy as np
 
-from planner.plan.plan import TensorSpec
-from planner.plan.sized import Priced
 from strategies.models.workload import Workload
 from strategies.notation import Axes, Dim, Program, Tensor
+from strategies.readers.bound import SizedProgram
 from strategies.readers.prices import Number
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor: dims, padded shape, and per dim the mesh axes that cut it, major first (a PartitionSpec)."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    dtype: str
 
 
 def cache_types(program: Program) -> list[Tensor]:
@@ -21,7 +30,7 @@ def cache_types(program: Program) -> list[Tensor]:
     return [next(t for t in tensors if t.name == name) for name in program.cache]
 
 
-def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
     """Of every weight and cache: dims, padded shape, mesh axes per dim, dtype."""
     found: dict[str, TensorSpec] = {}
     for p in priced:
@@ -36,7 +45,7 @@ def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
     return found
 
 
-def _tensor_name(p: Priced, name: str) -> str:
+def _tensor_name(p: SizedProgram, name: str) -> str:
     owner = p.bound.component.name
     if name == "g" and p.bound.part != "body":
         return f"{owner}/norm"
@@ -48,7 +57,7 @@ def _spec(t: Tensor, sizes: dict[str, Number], dtype: str) -> TensorSpec:
     return TensorSpec(dims=t.names, shape=shape, axes=tuple(d.axes for d in t.dims), dtype=dtype)
 
 
-def activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+def activation_specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
     """For every constraint each type that it has in turn, in program order: what an exported plan asks of a compiler.
 
     `group/component/Q` is the first type of Q that is no partial sum, `Q@2` the next: one more constraint on the same
@@ -68,7 +77,7 @@ def activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, Tens
     return found
 
 
-def _asked(p: Priced, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
+def _asked(p: SizedProgram, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
     program, dtypes = p.bound.program, work.dtypes
     for t in program.arguments if p.bound.part == "body" else ():
         if t.name in program.index:
@@ -79,7 +88,7 @@ def _asked(p: Priced, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
         yield name, _spec(t, sizes, dtypes.kv if "S" in t.names else dtypes.activations)
 
 
-def _constrained(p: Priced, names: set[str]) -> Iterator[Tensor]:
+def _constrained(p: SizedProgram, names: set[str]) -> Iterator[Tensor]:
     """What a program makes under these names, and its result; of partial sums, what can be asked for all the same.
 
     Not what is only sliced next: XLA would gather it.
@@ -139,7 +148,7 @@ def _whole(t: Tensor, *dims: str) -> Tensor:
     return replace(t, dims=tuple(replace(d, axes=()) if d.name in dims or not dims else d for d in t.dims))
 
 
-def padded_dims(priced: Sequence[Priced]) -> dict[str, tuple[int, int]]:
+def padded_dims(priced: Sequence[SizedProgram]) -> dict[str, tuple[int, int]]:
     """Dims that were padded: (before, after)."""
     found: dict[str, tuple[int, int]] = {}
     for p in priced:
