@@ -39,8 +39,16 @@ def _run(step: Step, held: Mapping[str, Value], context: Context) -> tuple[Value
     try:
         return STEPS[step.op](step, context, tuple(_read(t, held, context) for t in step.inputs))
     except Exception as error:
-        error.add_note(f"in step: {step}")
+        error.add_note(f"{_IN_STEP}{step}")
         raise
+
+
+_IN_STEP = "in step: "
+
+
+def failed_step(error: BaseException) -> str | None:
+    """Which step an error of `interpret` arose in, as its note says; None where it arose in none."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_IN_STEP)), None)
 
 
 def _read(tensor: Tensor, held: Mapping[str, Value], context: Context) -> Value:

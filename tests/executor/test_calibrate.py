@@ -19,7 +19,7 @@ import pytest
 import executor.calibrate.calibrate as module
 import executor.calibrate.link_fit
 import meshwright
-from executor.calibrate.calibrate import Calibration, Effort, blocks, calibrate, chip_file, made
+from executor.calibrate.calibrate import Calibration, Effort, calibrate, chip_file, made
 from executor.calibrate.link_fit import Fit, Sample, link_fits, unit_rates
 from executor.devices import Unavailable
 from mesh.chipfile import chip_toml, measured_chip
@@ -28,6 +28,7 @@ from mesh.collectives import all_reduce, all_to_all, group
 from mesh.errors import InputError
 from mesh.pieces import whole
 from mesh.slices import parse_slice, slices_of
+from meshwright.reports.calibrate import blocks
 from strategies.readers.rates import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -192,9 +193,9 @@ def test_what_is_not_here_cannot_be_calibrated() -> None:
         calibrate("cpu", count=64)
     with pytest.raises(InputError, match="expected cpu, gpu or tpu"):
         calibrate("npu")
-    with pytest.raises(InputError, match="--count 0"):
+    with pytest.raises(InputError, match="count 0"):
         calibrate("cpu", count=0)
-    with pytest.raises(InputError, match="--count 65: expected at most 64 devices of the host's CPU"):
+    with pytest.raises(InputError, match="count 65: expected at most 64 devices of the host's CPU"):
         calibrate("cpu", count=65)
     if jax.default_backend() == "cpu":
         with pytest.raises(Unavailable, match="needs 1 tpu devices, and JAX has 0 here: a TPU and its JAX"):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from meshwright import parsing

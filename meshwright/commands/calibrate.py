@@ -1,0 +1,39 @@
+"""The command that measures this machine: `calibrate`. jax loads only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mesh.errors import InputError
+from meshwright.commandline import command, flag, option
+from meshwright.options import PROGRESS, format_of
+from meshwright.output import progress_line, show
+from meshwright.parsing import whole
+
+
+@command(
+    option("--devices", "cpu|gpu|tpu", "Which of this machine's.", default="cpu"),
+    option("--count", "N", "How many; default: all, of a CPU 8.", read=whole),
+    flag("--quick", "Rough, and several times quicker."),
+    PROGRESS,
+    option("-o --output", "CHIP.TOML", "The chip file."),
+    format_of(),
+)
+def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, output: str | None, style: str) -> None:
+    """Measure the devices of this machine, and write them as a chip file, which --chip-file takes."""
+    from executor.calibrate.calibrate import calibrate as run
+    from executor.calibrate.calibrate import chip_file
+    from executor.devices import Unavailable
+    from meshwright.reports.calibrate import blocks
+    from planner.files import check_writable, write_whole
+
+    if output is not None:
+        check_writable(Path(output))
+    try:
+        with progress_line(progress) as say:
+            found = run(devices, count=count, quick=quick, progress=say)
+    except Unavailable as reason:
+        raise InputError(f"--devices {devices}: {reason}") from None
+    if output is not None:
+        write_whole(Path(output), chip_file(found))
+    show(found, lambda: blocks(found, output), style)
