@@ -370,7 +370,7 @@ def test_different_plans_are_bad_input_in_both(folder: Path, address: str) -> No
 def test_a_coordinator_that_is_not_there_is_not_waited_for_without_end(folder: Path, address: str) -> None:
     """A line with the address and the time."""
     verify = "-m meshwright verify plan.json --timeout 1 --processes 2 --process-id 1 --coordinator"
-    process = start([*verify.split(), address])
+    process = start([*verify.split(), address], folder)
     assert ended(process) == [(2, "", f"meshwright: no process 0 at {address} within 1 s: Connection refused\n")]
 
 
