@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mesh.errors import InputError
 from meshwright.commandline import command, flag, option
 from meshwright.options import PROGRESS, format_of
-from meshwright.output import progress_line, show
+from meshwright.output import check_output, finish, progress_line
 from meshwright.parsing import whole
 
 
@@ -25,15 +23,11 @@ def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, ou
     from executor.calibrate.calibrate import chip_file
     from executor.devices import Unavailable
     from meshwright.reports.calibrate import blocks
-    from planner.files import check_writable, write_whole
 
-    if output is not None:
-        check_writable(Path(output))
+    check_output(output)
     try:
         with progress_line(progress) as say:
             found = run(devices, count=count, quick=quick, progress=say)
     except Unavailable as reason:
         raise InputError(f"--devices {devices}: {reason}") from None
-    if output is not None:
-        write_whole(Path(output), chip_file(found))
-    show(found, lambda: blocks(found, output), style)
+    finish(found, lambda: blocks(found, output), style, output, chip_file(found))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mesh.errors import InputError
 from meshwright.commandline import choice, command, flag, option
 from meshwright.options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS
-from meshwright.output import progress_line, write
+from meshwright.output import finish, progress_line
 from meshwright.parsing import number, words
 
 if TYPE_CHECKING:
@@ -81,21 +81,10 @@ def _asked(
 
 
 def _finish(report: Report, style: str, output: str | None) -> int:
-    from planner.files import write_whole
+    from meshwright.reports.verify import blocks, junit
 
-    write(_encoded(report, style))
-    if output is not None:
-        write_whole(Path(output), _encoded(report, style if style == "junit" else "json"))
+    as_junit = junit(report) if style == "junit" else None
+    finish(report, lambda: as_junit or blocks(report), style, output, as_junit)
     if report.only_told:
         raise InputError("nothing was judged: level timing needs --timing-within FACTOR, or another level beside it")
     return 0 if report.holds else 1
-
-
-def _encoded(report: Report, style: str) -> bytes:
-    from meshwright.reports.text import render
-    from meshwright.reports.verify import blocks, junit
-    from planner.plan.planfile import encode
-
-    if style == "json":
-        return encode(report)
-    return junit(report) if style == "junit" else render(blocks(report), style).encode("utf-8", "backslashreplace")

@@ -266,7 +266,7 @@ def test_a_slice_of_another_chip_than_the_files_is_one_line(
     for words, message in (
         (("gpu:4", *given), f"slice 'gpu:4': neither the chip of '{path}', which is 'cpu', nor a built-in one"),
         (("cpu:3", *given), "slice 'cpu:3': cpu has no slice 3; nearest: cpu:4"),
-        (("cpu:4",), "slice 'cpu:4': a chip that `meshwright calibrate` makes; pass its --chip-file"),
+        (("cpu:4",), "slice 'cpu:4': a chip that `meshwright calibrate` makes; name its chip file, too"),
     ):
         for command in ("plan", "roofline"):
             assert meshwright.main([command, model, "--slice", *words]) == 2
