@@ -294,7 +294,7 @@ def _as(kind: type[Any]) -> Callable[[Path, Mapping[str, Any]], Any]:
 
 
 def _report(path: Path, value: Mapping[str, Any]) -> Any:
-    from executor.levels.verdict import Report
+    from executor.verdict import Report
 
     return _as(Report)(path, value)
 

@@ -18,7 +18,7 @@ from math import prod
 from executor.compiler.expected import Promise, promises, widths
 from executor.compiler.hlo import Collective, collectives
 from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
-from executor.levels.verdict import Finding, Level, verdict
+from executor.verdict import Finding, Level, verdict
 from planner.plan.plan import Plan
 
 Sizes = Mapping[str, int]

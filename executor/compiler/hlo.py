@@ -14,8 +14,17 @@ from math import prod
 
 import numpy as np
 
-from executor.compiler.groups import GROUPS, Groups, parse_groups
-from executor.compiler.hlo_text import Computation, Instruction, Module, Shape, calls, parse_hlo
+from executor.compiler.hlo_text import (
+    GROUPS,
+    Computation,
+    Groups,
+    Instruction,
+    Module,
+    Shape,
+    calls,
+    parse_groups,
+    parse_hlo,
+)
 
 KINDS = {
     "all-gather": "AllGather",
@@ -49,8 +58,8 @@ class Part:
 class Collective:
     """A collective of a compiled program.
 
-    `runs` is None where a loop's trip count is unknown. `promoted`: the compiler widened a 16-bit reduction. `padding`:
-    elements that a ReduceScatter moves beyond its parts. `emitter` and `strategy` say how the TPU does it, where noted.
+    `runs` is None where a loop's trip count is unknown. `padding`: the elements that a ReduceScatter moves beyond its
+    parts. `emitter` says how the TPU does it, where noted.
     """
 
     kind: str
@@ -60,11 +69,8 @@ class Collective:
     groups: Groups
     pairs: tuple[tuple[int, int], ...] = ()
     runs: int | None = 1
-    channel: int | None = None
-    promoted: bool = False
     padding: int = 0
     emitter: str | None = None
-    strategy: str | None = None
 
     @property
     def elements(self) -> int:
@@ -127,10 +133,7 @@ def _collective(
         groups=groups,
         pairs=_pairs(i),
         runs=runs,
-        channel=int(i.attribute(r"channel_id=(\d+)") or 0) or None,
-        promoted="_promoted" in (i.attribute(r"to_apply=%([\w.\-]+)") or ""),
         emitter=_emitter(i) or (_emitter(caller) if caller else None),
-        strategy=_strategy(i) or (_strategy(caller) if caller else None),
     )
     return _scattered(at, i, found) if caller and caller.opcode == "fusion" and kind == "AllReduce" else found
 
@@ -178,11 +181,6 @@ def _emitter(i: Instruction) -> str | None:
     if "async_collective_fusion_config" in i.attributes:
         return "AsyncCollectiveFusion"
     return i.attribute(r'"emitter":"(\w+)"')
-
-
-def _strategy(i: Instruction) -> str | None:
-    rings = re.findall(r'"(?:explicit_strategy_)?ring_dim":"ICI_RING_DIM_(\w+)"', i.attributes)
-    return i.attribute(r'"strategy":"(\w+)"') or ("+".join(dict.fromkeys(rings)) or None)
 
 
 def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:

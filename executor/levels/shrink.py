@@ -1,7 +1,7 @@
 """A plan's layouts on a shrunken copy of its model and mesh, small enough to run on the devices of a host.
 
 Every mesh axis longer than 1 becomes 2, and a dim that the layouts cut into single elements stays cut into single
-elements, one that they cut into larger parts into parts of at least two (DESIGN 7.1); what was padded is padded
+elements, one that they cut into larger parts into parts of at least two; what was padded is padded
 again where 25% allow it. The batch of a mixture of experts may grow, so that each has a whole number of slots.
 Features stay: MHA, GQA or MQA, gates, biases, windows, parallel blocks, experts, tied embeddings.
 The shrunken plan is a plan: it lies on a stand-in slice that has as many devices, so its seconds mean nothing.
@@ -19,17 +19,14 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
-from mesh.chips import Chip
+from executor.loaded import Loaded, load
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
-from planner.plan.layout_file import layout_of
-from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from strategies.components import Component, components
 from strategies.layout import BoundLayout, MeshAxes, bind_layout, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
-from strategies.notation import Program
 from strategies.readers.bound import Bound, programs
 from strategies.readers.cost import speeds
 from strategies.readers.fit import fit_part
@@ -41,15 +38,13 @@ LAYERS, HEAD_DIM, STEPS = 2, 8, 16
 LEAST = {"D": 32, "F": 16, "V": 40, "E": 4, "B": 4, "T": 16, "S": 32, "window": 8}
 
 
-def shrink(
-    plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None, chip: Chip | None = None
-) -> Plan:
+def shrink(loaded: Loaded, dtypes: Dtypes | None = None) -> Loaded:
     """The plan's layouts on a shrunken model and mesh, priced anew; `dtypes` instead of the plan's, where given.
 
-    `chip`: of a chip file, where the plan was made with one; the shrunken plan lies on a slice of a built-in one.
-    Raises `InputError` where the plan is no layout, `Unavailable` where its mesh has too many axes.
+    The shrunken plan lies on a slice of a built-in chip, whatever the plan's. Raises `InputError` where nothing of the
+    layout can be shrunk, `Unavailable` where the mesh has too many axes.
     """
-    layout, _, work = layout_of(plan, programs, chip)
+    plan, layout, work = loaded.plan, loaded.layout, loaded.workload
     slice_, mesh = _stand_in(layout.mesh)
     cuts = Cuts(layout, plan.padded_batch)
     model, context = cuts.model(plan.model, work), cuts.context(work)
@@ -57,11 +52,11 @@ def shrink(
     dtypes = dtypes or plan.dtypes
     priced = changed(dtypes, compute="bf16")  # every chip has it
     small = Workload(phase=work.phase, batches=(batch,), context=context, dtypes=priced)
-    found = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, programs))
+    found = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
     made = price_layout(found, slice_, model, small, batch, batch, speeds(slice_.chip, priced))
     orders = {one.component: one.sequence_order for one in plan.layouts}
     layouts = tuple(changed(one, sequence_order=orders[one.component]) for one in made.layouts)
-    return changed(made, dtypes=dtypes, layouts=layouts)
+    return load(changed(made, dtypes=dtypes, layouts=layouts), loaded.programs)
 
 
 def _stand_in(mesh: MeshAxes) -> tuple[Slice, MeshAxes]:

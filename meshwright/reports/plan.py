@@ -7,8 +7,9 @@ from math import nan
 
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits, gb, ms
+from planner.plan.accuracy import whose_constants
 from planner.plan.compare import QUANTITIES, Comparison, compare
-from planner.plan.plan import Constant, Plan
+from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
 from strategies.layout import ComponentLayout
@@ -220,23 +221,10 @@ def constants_of(best: Plan) -> list[str]:
     """What the estimates take programs to reach, and whether that was measured."""
     reached = best.reached
     if reached is None:
-        return constants_lines(best.constants)
+        return [whose_constants(best.constants)]
     return [
         f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} "
         f"of its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
         f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
-        *(constants_lines(best.constants) if any(c.calibrated for c in best.constants) else []),
+        *([whose_constants(best.constants)] if any(c.calibrated for c in best.constants) else []),
     ]
-
-
-def constants_lines(constants: Sequence[Constant]) -> list[str]:
-    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
-    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
-    measured = [c for c in timed if c.calibrated]
-    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
-    if not measured:
-        return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
-    if len(measured) == len(timed):
-        return [f"times are {how}; `explain` lists the constants, and how well each fits"]
-    others = ", ".join(c.name for c in timed if not c.calibrated)
-    return [f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from mesh.chips import Chip
+from mesh.chips import Chip, chip_names, read_chip
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
@@ -74,6 +74,20 @@ def layout_of(
     slice_ = slice_of_plan(parse_slice(plan.slice, chip), plan.reached)
     work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
     return bind_checked(plan.layout, slice_, components(plan.model, work, programs), Path("plan")), slice_, work
+
+
+def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
+    """The chip of a chip file; raises `InputError` where it is not the plan's, or where the plan needs one."""
+    name = plan.chip_name.lower()
+    if path is None:
+        if ":" in plan.slice and name not in chip_names():
+            raise InputError(f"the plan is for {plan.slice}, no built-in chip: name its chip file, as for `plan`")
+        return None
+    chip = read_chip(Path(path))
+    if chip.name.lower() != name:
+        wrong = f"chip_file '{path}' has the chip {chip.name!r}; the plan is for {plan.slice}"
+        raise InputError(wrong, "chip_file")
+    return chip
 
 
 def read_given(path: Path, pick: int = 1) -> Layout:

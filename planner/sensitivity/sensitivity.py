@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from mesh.chips import Chip, chip_names, read_chip
+from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.slices import Slice
 from mesh.version import VERSION
-from planner.plan.layout_file import layout_of
+from planner.plan.layout_file import chip_of, layout_of
 from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
 from planner.plan.pricing import price_layout
@@ -117,19 +117,6 @@ def sensitivity(
     fixed = fixed_roles(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
     return _report(subject, str(path), pick, swing, progress)
-
-
-def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
-    """The chip of a chip file; raises `InputError` where it is not the plan's, or where the plan needs one."""
-    name = plan.chip_name.lower()
-    if path is None:
-        if name not in chip_names():
-            raise InputError(f"the plan is for {plan.slice}, no built-in chip: name its chip file, as for `plan`")
-        return None
-    chip = read_chip(Path(path))
-    if chip.name.lower() != name:
-        raise InputError(f"chip_file '{path}' has the chip {chip.name!r}; the plan is for {plan.slice}", "chip_file")
-    return chip
 
 
 @dataclass(frozen=True)

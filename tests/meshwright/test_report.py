@@ -4,7 +4,6 @@ import msgspec
 import pytest
 
 from meshwright.reports.plan import (
-    constants_lines,
     layout_text,
     mesh_text,
     pieces_text,
@@ -17,6 +16,7 @@ from meshwright.reports.plan import (
 from meshwright.reports.text import Lines, Table, render
 from planner import api
 from planner.numbers import digits
+from planner.plan.accuracy import whose_constants
 from planner.plan.compare import Comparison, Turn
 from planner.plan.plan import Constant, Plan
 from planner.plan.planfile import PlanFile
@@ -164,8 +164,7 @@ def test_it_says_whose_constants_times_are_of() -> None:
             Constant(name=n, value=1.0, unit="", source=sources[m], calibrated=m)
             for n, m in zip(names, measured, strict=True)
         ]
-        (line,) = constants_lines([usable, *made])
-        return line
+        return whose_constants([usable, *made])
 
     assert lines(True, True).startswith("times are calibrated from 8 x cpu, on 2026-11-30; ")
     assert lines(True, False).startswith(

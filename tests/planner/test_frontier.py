@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
 from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from meshwright.reports import frontier_plot as plot_frontier

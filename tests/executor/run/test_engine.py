@@ -17,6 +17,7 @@ from msgspec.structs import replace as changed
 import meshwright
 from executor.compiler.hlo import collectives
 from executor.devices import build_mesh
+from executor.loaded import load
 from executor.reference import random_params, reference_logits
 from executor.run.engine import Engine, engine, engine_of
 from executor.run.prompts import zigzag
@@ -234,7 +235,7 @@ def test_an_engine_stores_what_its_plan_says() -> None:
     for phase in ("decode", "prefill"):
         plan = meshwright.plan(model, "v5e:2x2", phase=phase, batch=[8], context=16).plans[0]
         mesh = build_mesh(plan.mesh, parse_slice("v5e:2x2"), jax.devices()[:4])
-        run = engine_of(plan, mesh)
+        run = engine_of(load(plan), mesh)
         stored = {f"{c}/{n}": s for trees in (run.weights, run.caches) for c, t in trees.items() for n, s in t.items()}
         assert stored.keys() == plan.specs.keys()
         for name, one in stored.items():

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
 from oracles.even_transfer import transfer_s as even_transfer_s
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from meshwright import parsing

@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from helpers.levels import check_plan_file
 from helpers.serving import serve_query
 
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.best.nothing import NothingFits
