@@ -92,7 +92,7 @@ def draw(seed: int) -> Case:
             model=model,
             slices=(slice_,),
             work=w,
-            fixed=_some_roles(random, model, w, slice_, 1 + seed % 2) if two_axes else None,
+            fixed=_some_roles(random, model, w, slice_, 1 + seed % 2) if two_axes else {},
         )
         for w in works
     )
@@ -412,7 +412,7 @@ def test_a_limit_that_ends_a_pair_leaves_its_gap(monkeypatch: pytest.MonkeyPatch
     [
         ({"output": 0}, "output 0: expected a whole number from 1"),
         ({"output": 300, "cache": "none"}, "cache 'none': expected resharded or equal"),
-        ({"output": 300, "seconds": 0.0}, "--solver-seconds 0: expected a number of seconds above 0"),
+        ({"output": 300, "seconds": 0.0}, "solver_seconds 0: expected a number of seconds above 0"),
     ],
 )
 def test_bad_input_of_a_pair_is_named(change: dict[str, Any], said: str) -> None:

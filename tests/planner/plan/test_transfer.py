@@ -35,7 +35,7 @@ GPT = load_model("gpt-oss-20b")
 def plan_of(model: str, phase: str, batch: int, context: int, slice_: Slice = SQUARE) -> Plan:
     """The best plan of one batch."""
     work = Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes(weights="int8", kv="int8"))
-    request = Query(load_model(model), [slice_], work, top=1)
+    request = Query(model=load_model(model), slices=(slice_,), work=work, top=1)
     return price_candidate(sweep(request).bests[0], request)
 
 
