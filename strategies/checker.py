@@ -15,7 +15,6 @@ from strategies.notation import Axes, Dim, LayoutError, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
 from strategies.rules.common import Broken, WholeIfCut, well_formed
 
-OPTIONS = {"Attend": {"order": ("contiguous", "zigzag")}, "RingAttend": {"order": ("contiguous", "zigzag")}}
 _TOKENS = {"decode": ("B",), "prefill": ("B", "T")}
 
 
@@ -71,7 +70,7 @@ def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Seque
     primitive = PRIMITIVES.get(step.op)
     if primitive is None:
         raise Broken(f"no such primitive; known: {', '.join(PRIMITIVES)}")
-    _known_options(step)
+    _known_options(step, primitive.options)
     for axis in step.axes:
         _known_axis(axis, step.op, program)
         if step.axes.count(axis) > 1:
@@ -86,8 +85,7 @@ def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Seque
     return needs
 
 
-def _known_options(step: Step) -> None:
-    known = OPTIONS.get(step.op, {})
+def _known_options(step: Step, known: Mapping[str, tuple[str, ...]]) -> None:
     for key, value in step.options:
         if value not in known.get(key, ()):
             expected = [f"{name}={choice}" for name, choices in known.items() for choice in choices] or ["none"]

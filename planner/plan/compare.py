@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
 
 QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
 SWINGS = (0.8, 1.2)
@@ -64,7 +65,7 @@ def hidden_s(
         of, flops_s, hbm_s = found[s.component], s.flops_s / flops, s.hbm_s / hbm
         of.layers = s.layers
         of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
-        of.spare_s += max(hbm_s - flops_s, 0.0) if s.op == "Einsum" else 0.0
+        of.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
         if s.behind:
             of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
         else:

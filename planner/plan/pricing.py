@@ -28,11 +28,12 @@ from planner.plan.plan import (
 from planner.plan.sized import Priced, ready
 from planner.plan.specs import activation_specs, cache_types, padded_dims, specs
 from strategies.components import Component
+from strategies.kinds import KINDS
 from strategies.models.models import Model
 from strategies.models.workload import Workload
+from strategies.prices import Number
 from strategies.readers.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
-from strategies.readers.prices import Number
 from strategies.readers.rates import Rates, tabulate_rates
 
 BOUNDS = ("flops", "hbm", "ici", "latency")
@@ -135,7 +136,7 @@ def _comm_plan(p: Priced, c: CommCost) -> CommPlan:
         bandwidth_s=_scalar(c.bandwidth_s),
         hops_s=_scalar(c.latency_s) - launches * rates.launch_s,
         launches=launches,
-        runs_as="AllReduce" if np.any(c.reduced) else None,
+        runs_as=KINDS[c.comm.kind].whole_as if np.any(c.reduced) else None,
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from planner.plan.layout import Bound, Layout
 from strategies.checker import check_sizes
 from strategies.notation import LayoutError
+from strategies.prices import Number
 from strategies.readers.cost import ArrayScope, Speeds
-from strategies.readers.prices import Number
 from strategies.readers.rates import Rates
 from strategies.tables.assignments import fit_part
 from strategies.tables.sizes import Fit

@@ -12,7 +12,8 @@ from planner.plan.plan import TensorSpec
 from planner.plan.sized import Priced
 from strategies.models.workload import Workload
 from strategies.notation import Axes, Dim, Program, Tensor
-from strategies.readers.prices import Number
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
 
 
 def cache_types(program: Program) -> list[Tensor]:
@@ -92,16 +93,17 @@ def _constrained(p: Priced, names: set[str]) -> Iterator[Tensor]:
         if p.bound.component.kind == "vocab" and program.input.partial:
             yield _reduced_rows(program.input, program.output)
     body = program.steps if p.bound.part == "body" else ()
-    sliced = {t for s in body if s.op == "Slice" for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
+    cuts = [s for s in body if PRIMITIVES[s.op].cuts]
+    sliced = {t for s in cuts for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
     for s in program.steps:
-        if s.op in ("AllToAll", "Combine", "Add") and s in body:
+        if PRIMITIVES[s.op].passes_partial and s in body:
             moved = (t for t in (*s.inputs, *s.outputs) if t.partial and t.name in names - {program.output.name})
             yield from (_in_parts(t, program) for t in moved)
         for t in s.outputs:
             if t.name in names and not t.partial and not t.triple and t.dims and t not in sliced:
                 yield t
-        if s.op == "RingAttend":  # which no constraint makes: whole keys move as many bytes
-            yield from (_whole(t, "S").renamed(name) for t, name in zip(s.inputs[1:3], ("Kg", "Vg"), strict=True))
+        if asks := PRIMITIVES[s.op].asks:
+            yield from asks(s)
 
 
 def _reduced_before_gathered(t: Tensor, after: Tensor) -> Iterator[Tensor]:

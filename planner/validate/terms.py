@@ -17,6 +17,7 @@ import numpy as np
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
 from strategies.readers.rates import Flags, Floats, Ints
 
 AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
@@ -89,7 +90,7 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
         for s in filter(keep, plan.cost.steps):
             component = components.setdefault((number, s.component), len(components))
             moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms), _launches(s))
-            flags = (s.part == "body", s.behind, s.op == "Einsum")
+            flags = (s.part == "body", s.behind, reads_ahead(s.op))
             values = (s.flops_s, s.hbm_s, *moved, plan.prefetch_s)
             rows.append((number, component, *flags, *(s.layers * value for value in values)))
     return _terms(len(plans), rows)

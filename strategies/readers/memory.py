@@ -8,11 +8,9 @@ from functools import cache
 import numpy as np
 
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
 from strategies.readers.cost import ArrayScope
-from strategies.readers.prices import Number
-
-_GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
-_READS = ("Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
 
 
 def weight_bytes(scope: ArrayScope) -> Number:
@@ -110,14 +108,15 @@ def _bytes(held: Held, scope: ArrayScope) -> Number:
 
 def _beside(step: Step, held: Held, scope: ArrayScope, needed: bool) -> Number:
     """Bytes of a step's operand that live beside its result."""
-    if needed or step.op in _READS:
+    operands = PRIMITIVES[step.op].operands
+    if needed or operands == "read":
         return _bytes(held, scope)
-    return _bytes(held, scope) * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
+    return _bytes(held, scope) * (scope.ways(step.axes) > 1) if operands == "sent" else 0.0
 
 
 def _cuts(step: Step) -> list[list[Axes]]:
-    """The axes that an AllGather takes off each dim of a tensor, for every tensor."""
-    if step.op != "AllGather":
+    """The axes that a gather takes off each dim of a tensor, for every tensor, where it must reorder them."""
+    if not PRIMITIVES[step.op].reorders:
         return []
     return [
         [d.axes[len(target.axes(d.name)) :] for d in source.dims if d.axes != target.axes(d.name)]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
 from strategies.notation import Axes
+from strategies.readers.axis_sets import Masks, Plays, halves
 from strategies.readers.rates import Ints, Rates
-from strategies.tables.axis_sets import Masks, Plays, halves
 from strategies.tables.sizes import Fit, Ways, fit
 
 Rows = NDArray[np.int8]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from strategies.checker import Requirements
 from strategies.notation import Axes
-from strategies.readers.prices import Number
+from strategies.prices import Number
 from strategies.readers.rates import Ints
 
 LARGEST_PADDING = 1.25

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import Plays
 from strategies.readers.cost import ArrayScope, Speeds, Totals
 from strategies.readers.memory import cache_bytes, weight_bytes
-from strategies.readers.prices import Number
 from strategies.readers.rates import Floats, Ints, Rates
 from strategies.tables.assignments import Rows, assignments, fit_part, rejections, ways_of
-from strategies.tables.axis_sets import Plays
 from strategies.tables.dedup import peak_shared, price_shared
 
 
@@ -98,7 +99,7 @@ def price_body(
 
 def _slot_axes(part: Part) -> Sequence[str]:
     """The program axes that cut the slots of experts where tokens are dispatched."""
-    return next((s.outputs[0].axes("C") for s in part.program.steps if s.op == "Dispatch"), ())
+    return next((s.outputs[0].axes("C") for s in part.program.steps if PRIMITIVES[s.op].slots), ())
 
 
 def scope_of(

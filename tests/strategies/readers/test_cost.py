@@ -16,10 +16,10 @@ from strategies.layoutfile import parse_layout
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Axes, Program
+from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_steps
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
-from strategies.readers.prices import Comm, Number, Work
 from strategies.readers.rates import tabulate_rates
 
 V5P = parse_slice("v5p:4x4x4").at_data_sheet
