@@ -205,8 +205,7 @@ def _cache_tensor_bytes(plan: Plan) -> float:
     found = []
     for layout in plan.layouts:
         if layout.cache_order:
-            specs = [s for n, s in plan.specs.items() if n in (f"{layout.component}/Kc", f"{layout.component}/Vc")]
-            found += [layout.layers * _local_bytes(s, sizes) for s in specs]
+            found += [layout.layers * _local_bytes(s, sizes) for s in plan.caches(layout.component).values()]
     return min(found, default=0.0)
 
 

@@ -133,8 +133,8 @@ def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
 def cache_copies(plan: Plan) -> int:
     """On how many devices each entry of the KV cache is held; 1 where no copy is held twice."""
     copies = 1
-    for name, spec in plan.specs.items():
-        if name.endswith("/Kc"):
+    for spec in plan.specs.values():
+        if spec.is_cache:
             cut = {axis for axes in spec.axes for axis in axes}
             sizes = [s for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if n not in cut]
             here = 1

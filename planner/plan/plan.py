@@ -10,6 +10,7 @@ import msgspec
 from mesh.chips import Reached
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes
+from strategies.notation import SEQUENCE
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +56,15 @@ class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     shape: tuple[int, ...]
     axes: tuple[tuple[str, ...], ...]
     dtype: str
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a cache: of what is stored only caches have the dim of keys (`strategies.checker`)."""
+        return SEQUENCE in self.dims
+
+    def cut_by(self, dim: str) -> tuple[str, ...]:
+        """The mesh axes that cut a dim, major first; none where the tensor lacks it."""
+        return dict(zip(self.dims, self.axes, strict=True)).get(dim, ())
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,3 +213,7 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def fits(self) -> bool:
         """Whether the plan's bytes are within usable HBM."""
         return self.memory.total_bytes <= self.memory.usable_bytes
+
+    def caches(self, component: str) -> dict[str, TensorSpec]:
+        """The specs of a component's caches, by their names in `specs`."""
+        return {n: spec for n, spec in self.specs.items() if spec.is_cache and n.partition("/")[0] == component}

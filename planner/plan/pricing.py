@@ -26,11 +26,12 @@ from planner.plan.plan import (
     Throughput,
 )
 from planner.plan.sized import Priced, ready
-from planner.plan.specs import activation_specs, cache_types, padded_dims, specs
+from planner.plan.specs import activation_specs, padded_dims, specs
 from strategies.components import Component
 from strategies.kinds import KINDS
 from strategies.models.models import Model
 from strategies.models.workload import Workload
+from strategies.notation import SEQUENCE
 from strategies.prices import Number
 from strategies.readers.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
@@ -235,9 +236,9 @@ def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
 
 def _layout_of(component: Component, layout: Layout, i: int, priced: Sequence[Priced]) -> LayoutOf:
     a = layout.assigned[i]
-    caches = [t for part in a.body.parts for t in cache_types(part.program)]
+    caches = a.body.caches
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
-    cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
+    cut = {axis for t in caches for axis in t.axes(SEQUENCE)} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
     slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
     return LayoutOf(

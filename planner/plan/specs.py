@@ -11,15 +11,9 @@ import numpy as np
 from planner.plan.plan import TensorSpec
 from planner.plan.sized import Priced
 from strategies.models.workload import Workload
-from strategies.notation import Axes, Dim, Program, Tensor
+from strategies.notation import SEQUENCE, Axes, Dim, Program, Tensor
 from strategies.prices import Number
 from strategies.primitives import PRIMITIVES
-
-
-def cache_types(program: Program) -> list[Tensor]:
-    """The types of the program's caches, as they are first read or written."""
-    tensors = [t for s in program.steps for t in (*s.inputs, *s.outputs)]
-    return [next(t for t in tensors if t.name == name) for name in program.cache]
 
 
 def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
@@ -31,9 +25,8 @@ def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
             if t.name in program.weights or t.name in program.cache:
                 dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
                 found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
-        for name in program.cache:
-            written = next(t for s in program.steps for t in (*s.inputs, *s.outputs) if t.name == name)
-            found.setdefault(_tensor_name(p, name), _spec(written, p.sizes, work.dtypes.kv))
+        for t in program.caches:
+            found.setdefault(_tensor_name(p, t.name), _spec(t, p.sizes, work.dtypes.kv))
     return found
 
 
@@ -77,7 +70,7 @@ def _asked(p: Priced, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
     for t in _constrained(p, {*program.constraints, *(program.cache if work.phase == "prefill" else ())}):
         name = ("last" if program.name == "last" else "residual") if t.name == "R" else t.name
         sizes = p.sizes | {"U": p.scope.ways(t.axes("U"))} if "U" in t.names else p.sizes
-        yield name, _spec(t, sizes, dtypes.kv if "S" in t.names else dtypes.activations)
+        yield name, _spec(t, sizes, dtypes.kv if SEQUENCE in t.names else dtypes.activations)
 
 
 def _constrained(p: Priced, names: set[str]) -> Iterator[Tensor]:

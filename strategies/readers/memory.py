@@ -20,11 +20,10 @@ def weight_bytes(scope: ArrayScope) -> Number:
 
 def cache_bytes(scope: ArrayScope) -> Number:
     """Bytes of the program's KV caches on one device: a share `kept` of the entries stays after the step."""
-    program = scope.program
-    tensors = {t.name: t for s in reversed(program.steps) for t in (*s.outputs, *s.inputs) if t.name in program.cache}
-    if not tensors:
+    caches = scope.program.caches
+    if not caches:
         return 0.0
-    return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
+    return sum(scope.nbytes(t) for t in caches) * scope.size("kept")
 
 
 @dataclass(frozen=True, slots=True)
