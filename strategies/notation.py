@@ -143,7 +143,6 @@ class Program:
     index: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     pad: tuple[str, ...] = ()
-    derived: tuple[tuple[str, str, str], ...] = ()
     requires: tuple[str, ...] = ()
     source: str = field(default="", compare=False)
     _hash: int = field(init=False, repr=False, compare=False)

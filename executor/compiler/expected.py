@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.plan.plan import CommPlan, Plan, StepPlan
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 from strategies.primitives import known_primitive
 from strategies.readers.cost import STATISTIC_BYTES
 

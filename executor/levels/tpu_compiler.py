@@ -23,7 +23,7 @@ from executor.levels.verdict import Finding, Level, verdict
 from mesh.chips import Chip
 from mesh.slices import parse_slice
 from planner.plan.plan import Plan, TensorSpec
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 from strategies.notation import Program
 
 LEVEL = "tpu-compiler"

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from mesh.pieces import Piece
 from planner.search.problem import Choice
 from planner.search.reshard_costs import playing
@@ -19,7 +17,7 @@ from strategies.bind import bind
 from strategies.checker import check
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
 from strategies.notation import Axes, LayoutError, Program
-from strategies.readers.rates import Ints
+from strategies.readers.axis_sets import Masks, masks_of_one
 
 NAMES = "XYZWVUTS"
 
@@ -94,7 +92,7 @@ class Bound:
     component: Component
     part: str
     source: Part
-    masks: Mapping[str, Ints]
+    masks: Masks
     program: Program
 
 
@@ -136,7 +134,8 @@ def _sorted(names: Axes, layout: Layout) -> Axes:
 def _bound(
     layout: Layout, component: Component, name: str, part: Part, plays: Mapping[str, Axes], output: str | None = None
 ) -> Bound:
-    masks = {axis: np.array([[sum(1 << layout.names.index(n) for n in names)]]) for axis, names in plays.items()}
+    playing = {axis: [layout.names.index(n) for n in names] for axis, names in plays.items()}
+    masks = masks_of_one(playing, len(layout.names))
     order = (layout.names, layout.residual, layout.order)
     return Bound(component, name, part, masks, _bound_program(part.program, tuple(plays.items()), order, output))
 

@@ -10,6 +10,7 @@ from planner.plan.layout import Bound, Layout
 from strategies.checker import check_sizes
 from strategies.notation import LayoutError
 from strategies.prices import Number
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.cost import ArrayScope, Speeds
 from strategies.readers.rates import Rates
 from strategies.tables.assignments import fit_part
@@ -31,7 +32,7 @@ def ready(layout: Layout, bound: Bound, rates: Rates, fast: Speeds, padded: int)
     found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
     _must_fit(found, bound, padded)
     sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
-    masks = {name: np.array([[1 << i]]) for i, name in enumerate(layout.names)}
+    masks = masks_of_one({name: (i,) for i, name in enumerate(layout.names)}, len(layout.names))
     whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
     check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
     return Priced(bound, ArrayScope(bound.program, masks, sizes, rates, fast.widths), dict(sizes))

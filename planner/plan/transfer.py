@@ -19,8 +19,8 @@ from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
 from planner.plan.plan import MeshPiece, Plan, Value
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import Model
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import tabulate_rates
 
 DCN_LATENCY_S = 1e-4

@@ -21,7 +21,7 @@ from mesh.slices import Slice
 from planner.plan.file_serving import Move
 from planner.plan.plan import Plan, TensorSpec
 from planner.plan.transfer import gather_s, swap_s, torus_pieces
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import Floats, Ints
 
 Cut = tuple[Piece, ...]

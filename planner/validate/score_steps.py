@@ -34,7 +34,7 @@ from planner.validate.scores import (
     all_errors,
     errors_of,
 )
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 
 def score_steps(name: str, data: Steps) -> SetScore:

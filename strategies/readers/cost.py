@@ -21,8 +21,7 @@ import numpy as np
 from mesh.chips import Chip
 from mesh.errors import InputError
 from strategies.kinds import KINDS
-from strategies.models.dtypes import dtype_bytes
-from strategies.models.workload import Dtypes
+from strategies.models.workload import Dtypes, dtype_bytes
 from strategies.notation import Axes, Program, Step, Tensor
 from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
@@ -87,38 +86,28 @@ def classes(program: Program) -> dict[str, str]:
 
 
 class ArrayScope:
-    """A `prices.Scope` over many assignments: masks of mesh axes per program axis, [rows, 1]."""
+    """A `prices.Scope` over many assignments, or over one: masks of mesh axes per program axis, [rows, 1]."""
 
     def __init__(
         self,
         program: Program,
-        masks: Mapping[str, Ints],
+        masks: Masks,
         sizes: Mapping[str, Number],
         rates: Rates,
         widths: Mapping[str, float],
     ) -> None:
         self.program, self.masks, self.sizes, self.rates, self.widths = program, masks, sizes, rates, widths
         self.classes = classes(program)
-        self._masks: dict[Axes, Ints] = {}
         self._elements: dict[object, Number] = {}
 
     def take(self, rows: Ints, columns: Ints | None = None) -> ArrayScope:
         """A scope over these rows only, and these columns (None: all)."""
-        masks = self.masks
-        masks = masks.take(rows) if isinstance(masks, Masks) else {axis: mask[rows] for axis, mask in masks.items()}
         sizes = {name: _part(size, rows, columns) for name, size in self.sizes.items()}
-        return ArrayScope(self.program, masks, sizes, self.rates, self.widths)
+        return ArrayScope(self.program, self.masks.take(rows), sizes, self.rates, self.widths)
 
     def mask(self, axes: Axes) -> Ints:
         """The set of mesh axes that play these program axes, as bits."""
-        if isinstance(self.masks, Masks):
-            return self.masks.union(axes)
-        if axes not in self._masks:
-            total: Ints = np.zeros((1, 1), dtype=np.int64)
-            for axis in axes:
-                total = total | self.masks[axis]
-            self._masks[axes] = total
-        return self._masks[axes]
+        return self.masks.union(axes)
 
     def ways(self, axes: Axes) -> Number:
         """Devices over which these program axes cut."""

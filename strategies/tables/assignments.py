@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -120,27 +120,24 @@ def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
     return plays_of(rows, choices).masks
 
 
-def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
+def fit_part(part: Part, component: Component, rates: Rates, masks: Masks, batches: Ints) -> Fit:
     """Sizes of a part's dims for every row, and which rows are possible."""
 
     def ways(axes: Axes) -> Ints:
         return ways_of(axes, masks, rates)
 
     def classes(unions: frozenset[Axes]) -> tuple[Ways, Ints]:
-        first, row = plays.classes(frozenset(axes for axes in unions if axes))
-        here = plays.masks.take(first)
+        first, row = masks.plays.classes_of(frozenset(axes for axes in unions if axes), masks.rows)
+        here = masks.plays.masks.take(first)
         return lambda axes: rates.n[here.union(axes)], row
 
-    needs, pad = part.needs, part.program.pad
-    if isinstance(masks, Masks) and masks.rows is None:
-        plays = masks.plays
-        return fit(needs, component.dims, pad, batches, ways, plays.rows, classes)
-    return fit(needs, component.dims, pad, batches, ways, len(next(iter(masks.values()))) if masks else 1)
+    rows = masks.plays.rows if masks.rows is None else len(masks.rows)
+    return fit(part.needs, component.dims, part.program.pad, batches, ways, rows, classes)
 
 
-def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
+def ways_of(axes: Axes, masks: Masks, rates: Rates) -> Ints:
     """Devices over which these program axes cut, in every row: [rows, 1]."""
-    return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
+    return rates.n[masks.union(axes)]
 
 
 def rejections(found: Fit, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
+from strategies.notation import Axes
 from strategies.prices import Number
 from strategies.primitives import PRIMITIVES
-from strategies.readers.axis_sets import Plays
+from strategies.readers.axis_sets import Masks, Plays
 from strategies.readers.cost import ArrayScope, Speeds, Totals
 from strategies.readers.memory import cache_bytes, weight_bytes
 from strategies.readers.rates import Floats, Ints, Rates
@@ -73,7 +74,8 @@ def price_body(
         (part, scope_of(part, found.sizes, plays.masks, rates, fast))
         for part, found in zip(body.parts, fits, strict=True)
     )
-    total, stored = Totals(), 0.0
+    total = Totals()
+    stored: Number = 0.0
     for number, (part, every) in enumerate(scopes):
         price_shared(every, part.needs, plays, fast, total, alive)
         scope = every.take(alive)
@@ -97,14 +99,12 @@ def price_body(
     )
 
 
-def _slot_axes(part: Part) -> Sequence[str]:
+def _slot_axes(part: Part) -> Axes:
     """The program axes that cut the slots of experts where tokens are dispatched."""
     return next((s.outputs[0].axes("C") for s in part.program.steps if PRIMITIVES[s.op].slots), ())
 
 
-def scope_of(
-    part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
-) -> ArrayScope:
+def scope_of(part: Part, sizes: Mapping[str, Number], masks: Masks, rates: Rates, fast: Speeds) -> ArrayScope:
     """A scope over rows, with the quantities that depend on the batch.
 
     `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.

@@ -26,7 +26,7 @@ from strategies.book.intensity import (
 from strategies.book.roofline import general_step_s, largest_batch, min_step_s, replicas, transformer_params
 from strategies.book.rooftable import params_read, roofline_table
 from strategies.models.configs import builtin_names, load_model
-from strategies.models.dtypes import DTYPE_BYTES, dtype_bytes
+from strategies.models.workload import DTYPE_BYTES, dtype_bytes
 
 V5E = {"flops_per_s": 1.97e14, "hbm_bytes_per_s": 8.2e11}
 V5P_AXIS = 1.8e11  # bytes/s of one ring, both directions

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import meshwright
@@ -23,8 +24,12 @@ from strategies.checker import check
 from strategies.layoutfile import parse_layout, read_layout
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.notation import LayoutError, Program, Step
-from strategies.prices import Comm, Scope, Work
+from strategies.prices import Comm, Number, Scope, Work
 from strategies.primitives import PRIMITIVES, Primitive
+from strategies.readers.axis_sets import masks_of_one
+from strategies.readers.cost import ArrayScope
+from strategies.readers.memory import peak_activation_bytes
+from strategies.readers.rates import Rates
 from strategies.rules import collectives
 
 TOY = """
@@ -110,6 +115,25 @@ def test_it_is_bound_and_vanishes_over_nothing(toy: Program) -> None:
     ops = [step.op for step in bind(toy, {"X": ("X", "Z"), "Y": ("Y",)}).steps]
     assert ops.count("GatherSum") == 2
     assert "GatherSum" not in [step.op for step in bind(toy, {"Y": ("Y",)}).steps]
+
+
+def peak_bytes(program: Program) -> float:
+    """The most bytes of activations that live at once on a mesh X of 2 and Y of 2."""
+    sizes: dict[str, Number] = {"B": BATCH, "D": 1024, "F": 4096}
+    widths = {"weight": 2.0, "activation": 2.0}
+    bound = bind(program, {"X": ("X",), "Y": ("Y",)})
+    rates = Rates(np.array([1, 2, 2, 4]), np.zeros(4, dtype=bool), {}, {})
+    scope = ArrayScope(bound, masks_of_one({"X": [0], "Y": [1]}, 2), sizes, rates, widths)
+    return float(np.max(peak_activation_bytes(scope)))
+
+
+def test_its_memory_is_what_its_record_says(toy: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While u is gathered h, u's partial sum and u live, 16 x 2048 bf16 each; in place u would be there once."""
+    moved = BATCH * 2048 * 2
+    one_row = BATCH * 512 * 2  # n, which the matmul of u reads
+    assert peak_bytes(toy) == 3 * moved
+    monkeypatch.setitem(PRIMITIVES, "GatherSum", replace(RECORD, operands="overwritten"))
+    assert peak_bytes(toy) == 2 * moved + one_row
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Axes, Program
 from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_steps
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.readers.rates import tabulate_rates
@@ -26,7 +27,7 @@ V5P = parse_slice("v5p:4x4x4").at_data_sheet
 AXES = "XYZ"
 RATES = tabulate_rates(V5P, [[Piece(axis=i, stride=1, size=4)] for i in range(3)])
 WIDTHS = {"weight": 1.0, "cache": 0.5, "activation": 2.0, "index": 4.0, "statistic": 4.0}
-MASKS = {axis: np.array([[1 << i]], dtype=np.int64) for i, axis in enumerate(AXES)}
+MASKS = masks_of_one({axis: (i,) for i, axis in enumerate(AXES)}, len(AXES))
 SIZES: dict[str, Number] = {
     "B": 64, "T": 16, "S": 256, "D": 32, "F": 128, "N": 32, "K": 4, "M": 8, "H": 16, "V": 512, "E": 8, "experts": 8,
     "k": 2,
