@@ -10,7 +10,7 @@ from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies import residual_program as glue
 from strategies.bind import bind
-from strategies.book.crossover import ws1d_comms_s, ws2d_comms_s
+from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
 from strategies.components import Part, components
 from strategies.layoutfile import parse_layout
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
@@ -244,7 +244,7 @@ def test_a_2d_mlp_moves_what_the_book_says(gated: bool) -> None:
         {"DD": ("X",), "UD": ("Y", "Z")},
     )
     assert found == pytest.approx(
-        ws2d_comms_s(batch=4096, d=1024, f=4096, x=4, yz=16, ici_bytes_per_s=RING_BYTES_PER_S, gated=gated)
+        ws2d_comms_s(batch=4096, d=1024, f=4096, grid=Grid(x=4, yz=16), ici_bytes_per_s=RING_BYTES_PER_S, gated=gated)
     )
 
 
