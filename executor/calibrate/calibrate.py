@@ -33,7 +33,7 @@ from mesh.slices import slices_of
 from meshwright.reports.text import Block, Lines, Table
 from planner.plan.accuracy import CALIBRATED_FROM
 from planner.plan.plan import Value
-from strategies.readers.rates import KINDS
+from strategies.kinds import KINDS
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 HOST_DEVICES, MOST_HOST_DEVICES = 8, 64

@@ -11,9 +11,9 @@ from helpers import drawn
 
 import meshwright
 from executor.automatic import mode as module
-from executor.automatic.judge import sent_bytes
 from executor.automatic.mode import automatic, automatic_engine, automatic_step
 from executor.compiler.compiled import CompileFailed, DoesNotFit
+from executor.compiler.hlo import sent_share
 from executor.levels.numerics import host_mesh, run_numerics
 from planner.plan.plan import Plan
 
@@ -187,4 +187,4 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
 def test_sent_bytes_are_those_of_the_algorithms() -> None:
     """Of 8 bytes over 4 devices."""
     kinds = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
-    assert [sent_bytes(kind, 4, 8.0) for kind in kinds] == [6, 6, 12, 1.5, 8]
+    assert [8.0 * sent_share(kind, 4) for kind in kinds] == [6, 6, 12, 1.5, 8]
