@@ -15,6 +15,7 @@ COMMANDS = {
     "chips": "meshwright.commands.info",
     "schema": "meshwright.commands.info",
     "roofline": "meshwright.commands.info",
+    "book": "meshwright.commands.book",
     "price": "meshwright.commands.info",
     "explain": "meshwright.commands.info",
     "plan": "meshwright.commands.plan",

@@ -31,7 +31,7 @@ from mesh.chips import Chip
 from mesh.errors import InputError
 from planner.plan.accuracy import CALIBRATED_FROM
 from planner.plan.plan import Value
-from strategies.readers.rates import KINDS
+from strategies.kinds import KINDS
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 HOST_DEVICES, MOST_HOST_DEVICES = 8, 64

@@ -21,7 +21,7 @@ from executor.loaded import Loaded
 from executor.verdict import Finding, Level, verdict
 from executor.wording import gb
 from planner.plan.plan import Plan
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 from strategies.readers.specs import TensorSpec
 
 LEVEL = "tpu-compiler"
@@ -202,8 +202,7 @@ def _cache_tensor_bytes(plan: Plan) -> float:
     found = []
     for layout in plan.layouts:
         if layout.cache_order:
-            specs = [s for n, s in plan.specs.items() if n in (f"{layout.component}/Kc", f"{layout.component}/Vc")]
-            found += [layout.layers * _local_bytes(s, sizes) for s in specs]
+            found += [layout.layers * _local_bytes(s, sizes) for s in plan.caches(layout.component).values()]
     return min(found, default=0.0)
 
 

@@ -20,7 +20,6 @@ from strategies.notation import LayoutError, Program
 
 SHORT_CONTEXT = 128
 LONGEST_CONTEXT = 1 << 22
-_CUTS_CACHE = ("B", "S", "K")
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,8 @@ def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str,
     """Roles that cut the cache, for every axis of every component that has one."""
     found = {name: dict(axes) for name, axes in problem.fixed.items()}
     for component in parts:
-        if component.kind in ("attention", "block"):
-            roles = {r.name for b in component.bodies for r in b.parts[0].program.roles if r.cache in _CUTS_CACHE}
+        roles = {b.role_name(axis) for b in component.bodies for t in b.caches for d in t.dims for axis in d.axes}
+        if roles:
             for axis in range(len(problem.slice_.axes)):
                 before = found.setdefault(component.name, {}).get(axis)
                 found[component.name][axis] = frozenset(roles if before is None else roles & before)

@@ -41,7 +41,7 @@ from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Found, make_problem
 from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.workload import LARGEST_CONTEXT, check_count
-from strategies.readers.specs import TensorSpec
+from strategies.notation import SEQUENCE
 
 if TYPE_CHECKING:
     from planner.cpsat.pair_model import Half, PairModel
@@ -147,11 +147,11 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     """Raise `RuntimeError` unless the plans store the weights alike (and the caches, if `equal`) and fit together."""
     for name, spec in decode.specs.items():
         short = name.rpartition("/")[2]
-        if short == "norm" or (short in ("Kc", "Vc") and cache != "equal"):
+        if short == "norm" or (spec.is_cache and cache != "equal"):
             continue
         other = prefill.specs[name]
-        if short in ("Kc", "Vc"):
-            same = all(_axes(spec, dim) == _axes(other, dim) for dim in "BKS") and not _axes(spec, "S")
+        if spec.is_cache:
+            same = all(spec.cut_by(dim) == other.cut_by(dim) for dim in spec.dims) and not spec.cut_by(SEQUENCE)
         else:
             same = spec == other
         if not same:
@@ -159,10 +159,6 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     usable = decode.memory.usable_bytes
     if pair_bytes(prefill, decode) > usable * (1 + SLACK):
         raise RuntimeError(f"CP-SAT found a pair of {pair_bytes(prefill, decode)} bytes; {usable} are usable")
-
-
-def _axes(spec: TensorSpec, dim: str) -> tuple[str, ...]:
-    return spec.axes[spec.dims.index(dim)]
 
 
 class _Search:

@@ -200,7 +200,7 @@ def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
 
 def _cuts_sequence(stored: Stored) -> bool:
     """Whether a cache is cut over S: a prefill keeps positions in zigzag order, a decode striped; never alike."""
-    return any(not shape and bool(cuts[2]) for _, shape, cuts in stored)
+    return any(not shape and bool(cuts[-1]) for _, shape, cuts in stored)
 
 
 def same_mesh(prefill: Sequence[Board], decode: Sequence[Board]) -> Iterator[tuple[Board, Board]]:

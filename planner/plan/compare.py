@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
 from strategies.readers.overlap import overlapped_s
 
 QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
@@ -63,7 +64,7 @@ def hidden_s(
         of, flops_s, hbm_s = found[s.component], s.flops_s / flops, s.hbm_s / hbm
         of.layers = s.layers
         of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
-        of.spare_s += max(hbm_s - flops_s, 0.0) if s.op == "Einsum" else 0.0
+        of.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
         if s.behind:
             of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
         else:
@@ -130,8 +131,8 @@ def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
 def cache_copies(plan: Plan) -> int:
     """On how many devices each entry of the KV cache is held; 1 where no copy is held twice."""
     copies = 1
-    for name, spec in plan.specs.items():
-        if name.endswith("/Kc"):
+    for spec in plan.specs.values():
+        if spec.is_cache:
             cut = {axis for axes in spec.axes for axis in axes}
             sizes = [s for n, s in plan.mesh.sizes.items() if n not in cut]
             here = 1

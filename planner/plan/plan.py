@@ -179,3 +179,7 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def tokens_per_sequence(self) -> int:
         """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
         return self.context if self.phase == "prefill" else 1
+
+    def caches(self, component: str) -> dict[str, TensorSpec]:
+        """The specs of a component's caches, by their names in `specs`."""
+        return {n: spec for n, spec in self.specs.items() if spec.is_cache and n.partition("/")[0] == component}

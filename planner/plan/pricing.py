@@ -13,15 +13,17 @@ from planner.plan.accuracy import CALIBRATED_FROM, accuracy_of
 from planner.plan.compare import hidden_s as hidden_by
 from planner.plan.plan import CommPlan, Constant, Cost, Memory, Plan, StepPlan, Throughput
 from strategies.components import IDLE
+from strategies.kinds import KINDS
 from strategies.layout import Assigned, BoundLayout, ComponentLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
+from strategies.notation import SEQUENCE
+from strategies.prices import Number
 from strategies.readers.bound import Bound, SizedProgram, programs, size_program
 from strategies.readers.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
 from strategies.readers.memory import cache_bytes, norm_bytes, peak_activation_bytes, weight_bytes
-from strategies.readers.prices import Number
 from strategies.readers.rates import tabulate_rates
-from strategies.readers.specs import activation_specs, cache_types, padded_dims, specs
+from strategies.readers.specs import activation_specs, padded_dims, specs
 
 BOUNDS = ("flops", "hbm", "ici", "latency")
 
@@ -122,7 +124,7 @@ def _comm_plan(p: SizedProgram, c: CommCost) -> CommPlan:
         bandwidth_s=_scalar(c.bandwidth_s),
         hops_s=_scalar(c.latency_s) - launches * rates.launch_s,
         launches=launches,
-        runs_as="AllReduce" if np.any(c.reduced) else None,
+        runs_as=KINDS[c.comm.kind].whole_as if np.any(c.reduced) else None,
     )
 
 
@@ -209,9 +211,9 @@ def _residual(layout: BoundLayout, phase: str) -> dict[str, tuple[str, ...]]:
 
 def _component_layout(a: Assigned, names: Sequence[str], priced: Sequence[SizedProgram]) -> ComponentLayout:
     component = a.component
-    caches = [t for part in a.body.parts for t in cache_types(part.program)]
+    caches = a.body.caches
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
-    cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
+    cut = {axis for t in caches for axis in t.axes(SEQUENCE)} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
     slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
     return ComponentLayout(

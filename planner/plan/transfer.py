@@ -19,8 +19,8 @@ from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
 from planner.plan.plan import Plan, Value
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import Model
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import tabulate_rates
 
 DCN_LATENCY_S = 1e-4
@@ -108,16 +108,16 @@ def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
     sizes, pieces = plan.mesh.sizes, dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     shares = []
     for layout in plan.layouts:
-        spec = plan.specs.get(f"{layout.component}/Kc")
-        if spec is not None:
+        caches = plan.caches(layout.component)
+        for spec in dict.fromkeys(caches.values()):  # those of one shape and cut move as one
             cut = {axis for axes in spec.axes for axis in axes}
             groups = [plan.model.groups[number] for number in layout.groups]
             elements = sum(group.count * group.attention.kv_elements(tokens) for group in groups)
-            batch = dict(zip(spec.dims, spec.axes, strict=True)).get("B", ())
+            share = list(caches.values()).count(spec) / len(caches)
             shares.append(
                 Share(
-                    nbytes=float(elements * dtype_bytes(spec.dtype)),
-                    batch_ways=prod(sizes[axis] for axis in batch),
+                    nbytes=float(elements * share * dtype_bytes(spec.dtype)),
+                    batch_ways=prod(sizes[axis] for axis in spec.cut_by("B")),
                     copied=tuple(p for name in sizes if name not in cut for p in pieces[name]),
                 )
             )

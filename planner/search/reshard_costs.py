@@ -16,10 +16,10 @@ import numpy as np
 from planner.search.component_rows import GIVE, READ, Joined, unique_rows
 from planner.search.residuals import CODES, States
 from strategies.components import Component, Part, entry_parts, exit_parts
+from strategies.prices import Number
 from strategies.readers.axis_sets import Plays, halves_of_pairs
 from strategies.readers.cost import Speeds, Totals
 from strategies.readers.fit import fit_part, scope_of
-from strategies.readers.prices import Number
 from strategies.readers.rates import Flags, Floats, Ints, Rates
 from strategies.residual_program import GIVEN
 from strategies.tables.dedup import price_shared

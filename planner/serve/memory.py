@@ -11,7 +11,7 @@ from mesh.slices import Slice
 from planner.plan.file_serving import Move, Together
 from planner.plan.plan import Plan
 from planner.serve.reshard import added, differing, insert_move, layers_of, weight_names, weights_move
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 
 @dataclass(frozen=True)

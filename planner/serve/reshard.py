@@ -21,12 +21,11 @@ from mesh.slices import Slice
 from planner.plan.file_serving import Move
 from planner.plan.plan import Plan
 from planner.plan.transfer import gather_s, swap_s
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import Floats, Ints
 from strategies.readers.specs import TensorSpec
 
 Cut = tuple[Piece, ...]
-CACHES = ("Kc", "Vc")
 NORM = "/norm"
 
 
@@ -44,7 +43,7 @@ class Box:
 
 def weight_names(plan: Plan) -> tuple[str, ...]:
     """The plan's weights: its specs but the caches."""
-    return tuple(name for name in plan.specs if name.rpartition("/")[2] not in CACHES)
+    return tuple(name for name, spec in plan.specs.items() if not spec.is_cache)
 
 
 def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
@@ -109,13 +108,8 @@ def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     ceil(p / ways) requests. Where either cuts S, positions lie in another order (zigzag, striped, another length), so
     a device has 1/ways of those it needs.
     """
-    moves = []
-    for layout in decode.layouts:
-        for cache in CACHES:
-            name = f"{layout.component}/{cache}"
-            if name in decode.specs:
-                moves.append(_cache_move(name, prefill, decode, slice_))
-    return added(moves)
+    names = [name for layout in decode.layouts for name in decode.caches(layout.component)]
+    return added([_cache_move(name, prefill, decode, slice_) for name in names])
 
 
 def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
@@ -126,7 +120,7 @@ def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     elements = sum(group.count * group.attention.kv_elements(prefill.context) for group in groups)
     ways = prod(piece.size for piece in after.dims["B"])
     requests = ceil(prefill.batch / ways) * ways
-    nbytes = requests * elements / len(CACHES) * dtype_bytes(spec.dtype)
+    nbytes = requests * elements / len(decode.caches(layout.component)) * dtype_bytes(spec.dtype)
     return box_move(before, after, nbytes, slice_, frozenset("BS"))
 
 

@@ -35,7 +35,7 @@ from planner.validate.scores import (
     described,
     errors_of,
 )
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 
 def score_steps(name: str, data: Steps) -> SetScore:

@@ -16,6 +16,7 @@ import numpy as np
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
 from strategies.readers.overlap import overlapped_s
 from strategies.readers.rates import Flags, Floats, Ints
 
@@ -54,7 +55,7 @@ class Terms:
         spare_s = self._of_components(np.maximum(hbm_s - flops_s, 0.0) * self.matmul)
         ahead_s = np.zeros(len(spare_s))
         ahead_s[self.component] = self.ahead_s / reached.hbm
-        hidden_s = overlapped_s(body_s, gathers_s, latency_s, spare_s, ahead_s)
+        hidden_s = np.asarray(overlapped_s(body_s, gathers_s, latency_s, spare_s, ahead_s))
         of = np.zeros(len(spare_s), dtype=np.int64)
         of[self.component] = self.point
         return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, hidden_s, self.points)
@@ -88,7 +89,7 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
         for s in filter(keep, plan.cost.steps):
             component = components.setdefault((number, s.component), len(components))
             moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms), _launches(s))
-            flags = (s.part == "body", s.behind, s.op == "Einsum")
+            flags = (s.part == "body", s.behind, reads_ahead(s.op))
             values = (s.flops_s, s.hbm_s, *moved, plan.prefetch_s)
             rows.append((number, component, *flags, *(s.layers * value for value in values)))
     return _terms(len(plans), rows)

@@ -17,10 +17,11 @@ from strategies.checker import check, check_sizes
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
 from strategies.layout import Assigned, BoundLayout
 from strategies.notation import Axes, LayoutError, Program
+from strategies.prices import Number
+from strategies.readers.axis_sets import Masks, masks_of_one
 from strategies.readers.cost import ArrayScope, Speeds
 from strategies.readers.fit import fit_part, scope_of
-from strategies.readers.prices import Number
-from strategies.readers.rates import Ints, Rates
+from strategies.readers.rates import Rates
 from strategies.readers.sizes import Fit
 from strategies.residual_program import axes_of_pairs
 
@@ -32,7 +33,7 @@ class Bound:
     component: Component
     part: str
     source: Part
-    masks: Mapping[str, Ints]
+    masks: Masks
     program: Program
 
 
@@ -79,7 +80,8 @@ def _bound(
     plays: Mapping[str, Axes],
     output: str | None = None,
 ) -> Bound:
-    masks = {axis: np.array([[sum(1 << layout.names.index(n) for n in names)]]) for axis, names in plays.items()}
+    playing = {axis: [layout.names.index(n) for n in names] for axis, names in plays.items()}
+    masks = masks_of_one(playing, len(layout.names))
     order = (layout.names, layout.cuts, layout.order)
     return Bound(component, name, part, masks, _bound_program(part.program, tuple(plays.items()), order, output))
 
@@ -168,7 +170,7 @@ def size_program(layout: BoundLayout, bound: Bound, rates: Rates, fast: Speeds, 
     found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
     _must_fit(found, bound, padded)
     sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
-    masks = {name: np.array([[1 << i]]) for i, name in enumerate(layout.names)}
+    masks = masks_of_one({name: (i,) for i, name in enumerate(layout.names)}, len(layout.names))
     whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
     check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
     return SizedProgram(bound, ArrayScope(bound.program, masks, sizes, rates, fast.widths), dict(sizes))

@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from strategies.components import Component, Part
 from strategies.notation import Axes
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
 from strategies.readers.axis_sets import Masks
 from strategies.readers.cost import ArrayScope, Speeds
-from strategies.readers.prices import Number
 from strategies.readers.rates import Ints, Rates
 from strategies.readers.sizes import Fit, Ways, fit
 
 
-def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
+def fit_part(part: Part, component: Component, rates: Rates, masks: Masks, batches: Ints) -> Fit:
     """Sizes of a part's dims for every row, and which rows are possible."""
 
     def ways(axes: Axes) -> Ints:
         return ways_of(axes, masks, rates)
 
     def classes(unions: frozenset[Axes]) -> tuple[Ways, Ints]:
-        first, row = plays.classes(frozenset(axes for axes in unions if axes))
-        here = plays.masks.take(first)
+        first, row = masks.plays.classes_of(frozenset(axes for axes in unions if axes), masks.rows)
+        here = masks.plays.masks.take(first)
         return lambda axes: rates.n[here.union(axes)], row
 
-    needs, pad = part.needs, part.program.pad
-    if isinstance(masks, Masks) and masks.rows is None:
-        plays = masks.plays
-        return fit(needs, component.dims, pad, batches, ways, plays.rows, classes)
-    return fit(needs, component.dims, pad, batches, ways, len(next(iter(masks.values()))) if masks else 1)
+    rows = masks.plays.rows if masks.rows is None else len(masks.rows)
+    return fit(part.needs, component.dims, part.program.pad, batches, ways, rows, classes)
 
 
-def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
+def ways_of(axes: Axes, masks: Masks, rates: Rates) -> Ints:
     """Devices over which these program axes cut, in every row: [rows, 1]."""
-    return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
+    return rates.n[masks.union(axes)]
 
 
-def _slot_axes(part: Part) -> Sequence[str]:
+def _slot_axes(part: Part) -> Axes:
     """The program axes that cut the slots of experts where tokens are dispatched."""
-    return next((s.outputs[0].axes("C") for s in part.program.steps if s.op == "Dispatch"), ())
+    return next((s.outputs[0].axes("C") for s in part.program.steps if PRIMITIVES[s.op].slots), ())
 
 
-def scope_of(
-    part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
-) -> ArrayScope:
+def scope_of(part: Part, sizes: Mapping[str, Number], masks: Masks, rates: Rates, fast: Speeds) -> ArrayScope:
     """A scope over rows, with the quantities that depend on the batch.
 
     `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.

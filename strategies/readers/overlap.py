@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.readers.prices import Number
+from strategies.prices import Number
 
 
 def collective_s(bandwidth_s: Number, latency_s: Number, additive: bool) -> Number:

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 
 from strategies.models.workload import Workload
-from strategies.notation import Axes, Dim, Program, Tensor
+from strategies.notation import SEQUENCE, Axes, Dim, Program, Tensor
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
 from strategies.readers.bound import SizedProgram
-from strategies.readers.prices import Number
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,11 +24,14 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     axes: tuple[tuple[str, ...], ...]
     dtype: str
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a cache: of what is stored only caches have the dim of keys (`strategies.checker`)."""
+        return SEQUENCE in self.dims
 
-def cache_types(program: Program) -> list[Tensor]:
-    """The types of the program's caches, as they are first read or written."""
-    tensors = [t for s in program.steps for t in (*s.inputs, *s.outputs)]
-    return [next(t for t in tensors if t.name == name) for name in program.cache]
+    def cut_by(self, dim: str) -> tuple[str, ...]:
+        """The mesh axes that cut a dim, major first; none where the tensor lacks it."""
+        return dict(zip(self.dims, self.axes, strict=True)).get(dim, ())
 
 
 def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
@@ -39,9 +43,8 @@ def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpe
             if t.name in program.weights or t.name in program.cache:
                 dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
                 found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
-        for name in program.cache:
-            written = next(t for s in program.steps for t in (*s.inputs, *s.outputs) if t.name == name)
-            found.setdefault(_tensor_name(p, name), _spec(written, p.sizes, work.dtypes.kv))
+        for t in program.caches:
+            found.setdefault(_tensor_name(p, t.name), _spec(t, p.sizes, work.dtypes.kv))
     return found
 
 
@@ -85,7 +88,7 @@ def _asked(p: SizedProgram, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
     for t in _constrained(p, {*program.constraints, *(program.cache if work.phase == "prefill" else ())}):
         name = ("last" if program.name == "last" else "residual") if t.name == "R" else t.name
         sizes = p.sizes | {"U": p.scope.ways(t.axes("U"))} if "U" in t.names else p.sizes
-        yield name, _spec(t, sizes, dtypes.kv if "S" in t.names else dtypes.activations)
+        yield name, _spec(t, sizes, dtypes.kv if SEQUENCE in t.names else dtypes.activations)
 
 
 def _constrained(p: SizedProgram, names: set[str]) -> Iterator[Tensor]:
@@ -101,16 +104,17 @@ def _constrained(p: SizedProgram, names: set[str]) -> Iterator[Tensor]:
         if p.bound.component.kind == "vocab" and program.input.partial:
             yield _reduced_rows(program.input, program.output)
     body = program.steps if p.bound.part == "body" else ()
-    sliced = {t for s in body if s.op == "Slice" for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
+    cuts = [s for s in body if PRIMITIVES[s.op].cuts]
+    sliced = {t for s in cuts for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
     for s in program.steps:
-        if s.op in ("AllToAll", "Combine", "Add") and s in body:
+        if PRIMITIVES[s.op].passes_partial and s in body:
             moved = (t for t in (*s.inputs, *s.outputs) if t.partial and t.name in names - {program.output.name})
             yield from (_in_parts(t, program) for t in moved)
         for t in s.outputs:
             if t.name in names and not t.partial and not t.triple and t.dims and t not in sliced:
                 yield t
-        if s.op == "RingAttend":  # which no constraint makes: whole keys move as many bytes
-            yield from (_whole(t, "S").renamed(name) for t, name in zip(s.inputs[1:3], ("Kg", "Vg"), strict=True))
+        if asks := PRIMITIVES[s.op].asks:
+            yield from asks(s)
 
 
 def _reduced_before_gathered(t: Tensor, after: Tensor) -> Iterator[Tensor]:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
+from strategies.prices import Number
 from strategies.readers.axis_sets import Plays
 from strategies.readers.cost import ArrayScope, Speeds, Totals
 from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import cache_bytes, weight_bytes
-from strategies.readers.prices import Number
 from strategies.readers.rates import Floats, Ints, Rates
 from strategies.tables.assignments import Rows, assignments, rejections
 from strategies.tables.dedup import peak_shared, price_shared
@@ -73,7 +73,8 @@ def price_body(
         (part, scope_of(part, found.sizes, plays.masks, rates, fast))
         for part, found in zip(body.parts, fits, strict=True)
     )
-    total, stored = Totals(), 0.0
+    total = Totals()
+    stored: Number = 0.0
     for number, (part, every) in enumerate(scopes):
         price_shared(every, part.needs, plays, fast, total, alive)
         scope = every.take(alive)

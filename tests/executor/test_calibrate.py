@@ -29,7 +29,7 @@ from mesh.collectives import all_reduce, all_to_all, group
 from mesh.errors import InputError
 from mesh.slices import parse_slice, slices_of
 from meshwright.reports.calibrate import blocks
-from strategies.readers.rates import KINDS
+from strategies.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_S = 4e-4

@@ -31,6 +31,7 @@ from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Axes, LayoutError
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.bound import Bound, programs, size_program
 from strategies.readers.cost import price_steps, speeds
 from strategies.readers.fit import fit_part
@@ -145,7 +146,7 @@ class Oracle:
         """Whether the body's own dims divide; if not, no residual and no order makes the layout legal."""
         key = (component.name, body.name, axes, tuple(map(int, rates.n)), padded)
         if key not in self.divides:
-            masks = {a: np.array([[sum(1 << i for i, b in enumerate(axes) if a == b)]]) for a in body.axes}
+            masks = masks_of_one({a: [i for i, b in enumerate(axes) if a == b] for a in body.axes}, len(axes))
             fits = [fit_part(part, component, rates, masks, np.array([[padded]])) for part in body.parts]
             self.divides[key] = all(bool(f.ok.all()) for f in fits)
         return self.divides[key]

@@ -10,9 +10,9 @@ import pytest
 from helpers import drawn
 
 import meshwright
-from executor.automatic.judge import sent_bytes
 from executor.automatic.mode import automatic_engine
 from executor.compiler.compiled import CompileFailed, DoesNotFit
+from executor.compiler.hlo import sent_share
 from executor.levels import automatic as module
 from executor.levels.automatic import automatic_collectives, automatic_tpu_compiler
 from executor.levels.common import host_mesh
@@ -195,4 +195,4 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
 def test_sent_bytes_are_those_of_the_algorithms() -> None:
     """Of 8 bytes over 4 devices."""
     kinds = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
-    assert [sent_bytes(kind, 4, 8.0) for kind in kinds] == [6, 6, 12, 1.5, 8]
+    assert [8.0 * sent_share(kind, 4) for kind in kinds] == [6, 6, 12, 1.5, 8]

@@ -17,7 +17,7 @@ from planner.plan.pricing import price_layout
 from planner.search.chosen_layout import from_choice
 from planner.search.problem import Problem
 from planner.search.search import search
-from strategies.book.crossover import ws1d_comms_s, ws2d_comms_s
+from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
 from strategies.components import Component, components
 from strategies.layout import Assigned, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
@@ -130,8 +130,7 @@ def test_mlp_collectives_take_what_the_closed_forms_say(name: str, gated: bool) 
         batch=BATCH,
         d=8192,
         f=32768,
-        x=slice_.dims[0],
-        yz=slice_.chips // slice_.dims[0],
+        grid=Grid(x=slice_.dims[0], yz=slice_.chips // slice_.dims[0]),
         ici_bytes_per_s=axis_bytes_per_s,
         gated=gated,
     )

@@ -26,9 +26,8 @@ from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.models.configs import load_model
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import Model
-from strategies.models.workload import Dtypes, Workload
+from strategies.models.workload import Dtypes, Workload, dtype_bytes
 from strategies.readers.cost import speeds
 
 SLICES = ("v5e:2x2", "v5p:2x2x1", "tpu7x:2x2x1", "h100:4", "v5e:2x4")

@@ -23,7 +23,7 @@ from planner.serve.query import ServeQuery, Way
 from planner.serve.reshard import box, weight_names
 from planner.serve.serve import make_serving
 from planner.serve.ways import Priced, front, ways_on_one
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 SLICES = ("v5e:2x2", "v5e:2x4")
 
