@@ -144,7 +144,7 @@ def plan(tmp_path: Path) -> tuple[Plan, Path]:
     found = meshwright.plan(
         MODEL,
         "v5e:2x2",
-        batches=[BATCH],
+        batch=BATCH,
         context=32,
         programs=[path],
         fix={"mlp": {"X": "TOY", "Y": "F"}},
@@ -198,4 +198,4 @@ def test_a_price_that_asks_for_a_kind_that_its_record_lacks_is_an_error(
     path = tmp_path / "toy.layout"
     path.write_text(TOY)
     with pytest.raises(ValueError, match="GatherSum asks for a collective that its primitive lacks: AllGather"):
-        meshwright.plan(MODEL, "v5e:2x2", batches=[BATCH], programs=[path], fix={"mlp": {"X": "TOY"}}, workers=1)
+        meshwright.plan(MODEL, "v5e:2x2", batch=BATCH, programs=[path], fix={"mlp": {"X": "TOY"}}, workers=1)
