@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     [
         ("llama-3.1-70b", "v5e:4x4", "decode"),
         ("qwen3-30b-a3b", "v5e:4x4", "decode"),
-        ("palm-540b", "v4:4x4x4", "prefill"),
+        pytest.param("palm-540b", "v4:4x4x4", "prefill", marks=pytest.mark.slow),
     ],
 )
 def test_a_searched_plan_of_a_real_model_passes(model: str, slice_name: str, phase: str) -> None:

@@ -28,7 +28,10 @@ from planner.api import plan
 from planner.plan.planfile import encode
 
 ROOT = Path(__file__).parents[3]
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+)
 DEADLINE_S = 100  # for machines with much else to do; a run takes a few seconds
 
 
@@ -333,6 +336,7 @@ def verify(folder: Path, address: str, *each: str, processes: int = 2) -> list[t
     )
 
 
+@pytest.mark.slow
 def test_two_processes_verify_a_plan_and_the_first_speaks(folder: Path, address: str) -> None:
     """Numerics and collectives hold on a mesh that spans both; only process 0 prints and writes."""
     what = "plan.json --level numerics,collectives --format json -o"
