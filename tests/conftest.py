@@ -19,10 +19,11 @@ os.environ.setdefault(
     "--xla_cpu_use_fusion_emitters=false",
 )
 
-settings.register_profile("meshwright", derandomize=True, deadline=None, print_blob=False)
-settings.load_profile("meshwright")
+settings.register_profile("default", derandomize=True, deadline=None, print_blob=False)
+settings.register_profile("full", parent=settings.get_profile("default"), max_examples=300)
+settings.load_profile("default")
 
-ONE_IN = 5
+ONE_IN = 4
 """The share of the slow tests that the tier `ci` runs."""
 
 
@@ -36,10 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture
-def full_tier(request: pytest.FixtureRequest) -> bool:
-    """Whether kept answers are to be computed again: in the tier `full`."""
-    return bool(request.config.getoption("--tier") == "full")
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw three times as many examples in the tier `full`; the first are the same."""
+    if config.getoption("--tier") == "full":
+        settings.load_profile("full")
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 from meshwright.reports.plan import (
     constants_lines,
@@ -15,7 +16,6 @@ from meshwright.reports.plan import (
     why_lost,
 )
 from meshwright.reports.text import Lines, Table, render
-from planner import api
 from planner.numbers import digits
 from planner.plan.compare import Comparison, Turn
 from planner.plan.plan import Constant, LayoutOf, MeshPiece, Plan
@@ -25,7 +25,7 @@ from planner.plan.planfile import PlanFile
 @pytest.fixture(scope="module")
 def found() -> PlanFile:
     """Llama-3.1-70B, the issue's example."""
-    return api.plan("llama-3.1-70b", "v5e:4x4", batch=[32, 64], context=8192, weights="int8", kv="int8", top=3)
+    return planned("llama-3.1-70b", "v5e:4x4", batch=(32, 64), context=8192, weights="int8", kv="int8", top=3)
 
 
 def test_one_line_per_plan_with_every_column(found: PlanFile) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from functools import cache
 
 import jax
 import pytest
 from helpers import drawn
+from helpers.planned import planned
 
-import meshwright
 from executor.automatic import mode as module
 from executor.automatic.judge import sent_bytes
 from executor.automatic.mode import automatic, automatic_engine, automatic_step
@@ -23,12 +22,11 @@ pytestmark = pytest.mark.skipif(
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs meshwright[tpu]")
 
 
-@cache
 def llama(phase: str = "decode") -> Plan:
     """The plan of Llama-3.1-70B in int8 that is best at the data sheet: 64 sequences, or 8 prompts; D is cut."""
     batch, context = (64, 8192) if phase == "decode" else (8, 2048)
-    found = meshwright.plan(
-        "llama-3.1-70b", "v5e:4x4", phase=phase, batch=[batch], context=context, weights="int8", kv="int8", top=1,
+    found = planned(
+        "llama-3.1-70b", "v5e:4x4", phase=phase, batch=(batch,), context=context, weights="int8", kv="int8", top=1,
         constants="data-sheet",
     )  # fmt: skip
     return found.plans[0]
@@ -147,7 +145,7 @@ def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() 
 )
 def test_the_tpu_compiler_follows_plans_of_other_models(model: str, slice_: str, batch: int, context: int) -> None:
     """Those that the last type of each tensor did not suffice for."""
-    plan = meshwright.plan(model, slice_, batch=[batch], context=context, top=1).plans[0]
+    plan = planned(model, slice_, batch=(batch,), context=context, top=1).plans[0]
     level = automatic(plan, "tpu-compiler")
     assert level.status == "passed", level.findings
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import pytest
 from helpers import drawn
+from helpers.planned import planned
 from msgspec.structs import replace as changed
 
-import meshwright
 from executor.devices import Unavailable
 from executor.levels.host_collectives import capacity_factor, check_collectives
 from executor.levels.numerics import BOUNDS, host_mesh, numerics, run_numerics
@@ -116,7 +116,7 @@ def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) ->
 )
 def test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy(model: str, slice_name: str, phase: str) -> None:
     """From the public plan to the verdict, with the measured error in a note."""
-    (plan, *_) = meshwright.plan(model, slice_name, phase=phase, batch=[32], context=2048).plans
+    (plan, *_) = planned(model, slice_name, phase=phase, batch=(32,), context=2048).plans
     level = numerics(plan)
     assert (level.status, level.level, level.mode) == ("passed", "numerics", "manual")
     assert "of their standard deviation off" in level.notes[0]
@@ -124,7 +124,7 @@ def test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy(model: str,
 
 def test_a_model_that_cannot_be_run_never_passes() -> None:
     """gpt-oss has sinks and biases that neither the engine nor the reference has."""
-    (plan, *_) = meshwright.plan("gpt-oss-20b", "v5e:4x4", phase="decode", batch=[8]).plans
+    (plan, *_) = planned("gpt-oss-20b", "v5e:4x4", phase="decode", batch=(8,)).plans
     with pytest.raises(Unavailable, match=r"gpt-oss-20b cannot be run: .*sinks"):
         numerics(plan)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 
 import pytest
+from helpers.planned import planned
 from msgspec.structs import replace as changed
 
 import meshwright
@@ -29,10 +29,9 @@ LONG = [case for case in CASES if case[0] == "mixtral-8x7b"]
 """Its search takes seconds."""
 
 
-@cache
 def best(model: str | Model, slice_name: str, phase: str, batch: int) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_name, phase=phase, batch=[batch], context=2048).plans[0]
+    return planned(model, slice_name, phase=phase, batch=(batch,), context=2048).plans[0]
 
 
 def cuts(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 import meshwright
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit
@@ -68,7 +69,7 @@ EDGES = (  # model, slice, context, dtype of weights and cache, the largest batc
 
 def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, **known: Any) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_, phase=phase, batch=[batch], context=context, top=1, **known).plans[0]
+    return planned(model, slice_, phase=phase, batch=(batch,), context=context, top=1, **known).plans[0]
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers.planned import planned
 
 from executor.devices import Unavailable
 from executor.levels.verdict import Finding, verdict
@@ -289,7 +290,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan, another one, and one that was edited."""
     path = tmp_path_factory.mktemp("hosts")
     for name, batch in (("plan", 8), ("other", 16)):
-        (path / f"{name}.json").write_bytes(encode(plan("llama-3.1-8b", "v5e:2x2", batch=[batch], context=1024, top=1)))
+        (path / f"{name}.json").write_bytes(
+            encode(planned("llama-3.1-8b", "v5e:2x2", batch=(batch,), context=1024, top=1))
+        )
     edited = json.loads((path / "plan.json").read_bytes())
     edited["plans"][0]["memory"]["weights_bytes"] *= 2
     (path / "edited.json").write_text(json.dumps(edited))

@@ -21,8 +21,8 @@ from ortools.sat.python import cp_model
 import meshwright
 from mesh.errors import InputError
 from meshwright import main
+from planner.best import cpsat_sweep as coupled_sweep
 from planner.cpsat import single as coupled
-from planner.cpsat import sweep as coupled_sweep
 from planner.cpsat.rows import Block, all_rows, boards
 from planner.cpsat.single import solve_coupled
 from planner.cpsat.solver import run, scale_of

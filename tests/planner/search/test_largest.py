@@ -109,7 +109,7 @@ def test_largest_batch_is_that_of_trying_every_batch(seed: int) -> None:
     check_batch(toy(seed), 50)
 
 
-@pytest.mark.parametrize("seed", [2, 6])
+@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_largest_context_is_that_of_trying_every_context(seed: int) -> None:
     """On toy problems whose memory binds, no larger context fits and the one found does."""
     check_context(toy(seed), 24)
