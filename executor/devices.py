@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from executor.wording import first_line
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.plan.plan import MeshAxes
+from strategies.layout import MeshAxes
 
 if TYPE_CHECKING:
     import jax
+
+CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where the control group of a process says how much memory it may use."""
 
 Coordinates = Mapping[str, int]  # of one device: physical axis -> coordinate
 
@@ -79,6 +83,15 @@ def platform_devices(platform: str) -> Sequence[jax.Device]:
         return jax.devices(platform)
     except RuntimeError:
         return ()
+
+
+def memory_bytes(device: jax.Device, devices: int) -> float:
+    """Bytes of memory of one device; devices of a host share the host's, or what its control group lets them have."""
+    if device.platform != "cpu":
+        return float((device.memory_stats() or {}).get("bytes_limit", 0))
+    limits = [Path(name).read_text().strip() for name in CGROUP if Path(name).is_file()]
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([installed, *(int(limit) for limit in limits if limit.isdigit())]) / devices
 
 
 def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
@@ -191,8 +204,3 @@ def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinate
 
 def _have_coordinates(devices: Sequence[jax.Device]) -> bool:
     return all(getattr(device, "coords", None) is not None for device in devices)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,8 +1,8 @@
 """The whole model in plain `jax.numpy`, unsharded and without a cache: what every other way to run it must equal.
 
-Small and obviously right rather than fast: whole score matrices, every expert on every token, and decoding
-recomputes all of it for each token. It shares no code with the interpreter of layout programs. Arithmetic is in
-float32 or wider, whatever the parameters' dtype, so that rounded weights are compared with their exact result.
+Small and obviously right rather than fast: whole score matrices, and every expert on every token. It shares no code
+with the interpreter of layout programs. Arithmetic is in float32 or wider, whatever the parameters' dtype, so that
+rounded weights are compared with their exact result.
 
 Symbols are those of `strategies.models.models`. A parameter tree is {component: {tensor: array}}, components named as
 in `strategies.components`; all but those of `vocab` are stacked over the layers that the component serves.
@@ -63,33 +63,6 @@ def _forward(
         x = _layer(model, group, layer, x, positions, rope_theta, eps)
     x = _norm(model, x, vocab["norm"], eps)
     return jnp.einsum("btd,vd->btv", x, vocab.get("Um", vocab["Em"]))
-
-
-def reference_decode(
-    model: Model,
-    params: Params,
-    tokens: jax.Array,
-    steps: int,
-    *,
-    lengths: jax.Array | None = None,
-    rope_theta: float = 10000.0,
-    eps: float = 1e-5,
-) -> tuple[jax.Array, jax.Array]:
-    """The greedy continuation: new tokens `[B, steps]` and the logits `[B, steps, V]` that chose them.
-
-    `lengths` `[B]`: tokens of each prompt, where they differ; what stands behind them in `tokens` is ignored.
-    The last new token is chosen but not run.
-    """
-    B, T = tokens.shape
-    rows, ends = jnp.arange(B), jnp.full(B, T) if lengths is None else lengths
-    tokens = jnp.pad(tokens, ((0, 0), (0, steps)))
-    seen, chosen = [], []
-    for step in range(steps):
-        logits = reference_logits(model, params, tokens, rope_theta=rope_theta, eps=eps)
-        seen.append(logits[rows, ends + step - 1])  # [B, V]
-        chosen.append(jnp.argmax(seen[-1], axis=-1).astype(tokens.dtype))
-        tokens = tokens.at[rows, ends + step].set(chosen[-1])
-    return jnp.stack(chosen, axis=1), jnp.stack(seen, axis=1)
 
 
 def param_shapes(model: Model) -> Shapes:

@@ -140,15 +140,6 @@ def parse_slice(text: str, chip: Chip | None = None) -> Slice:
     return legal[topology]
 
 
-def legal_slices(chip_name: str) -> tuple[Slice, ...]:
-    """Every slice of a built-in chip, by number of chips.
-
-    >>> [slice_.name for slice_ in legal_slices("v5e")][:4]
-    ['v5e:1x1', 'v5e:2x2', 'v5e:2x4', 'v5e:4x4']
-    """
-    return slices_of(load_chip(chip_name))
-
-
 @functools.cache
 def slices_of(chip: Chip) -> tuple[Slice, ...]:
     """Every slice of a chip, by number of chips."""

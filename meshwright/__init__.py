@@ -16,66 +16,59 @@ if TYPE_CHECKING:
     from mesh.chips import Chip as Chip
     from mesh.chips import load_chip as load_chip
     from mesh.errors import InputError as InputError
+    from mesh.errors import MeshwrightError as MeshwrightError
     from mesh.slices import Slice as Slice
     from mesh.slices import parse_slice as parse_slice
-    from planner.api import fits as fits
-    from planner.api import fleet as fleet
-    from planner.api import pareto as pareto
-    from planner.api import plan as plan
-    from planner.api import price as price
+    from meshwright.answers import Fits as Fits
+    from meshwright.answers import Plan as Plan
+    from meshwright.answers import Plans as Plans
+    from meshwright.answers import Sensitivity as Sensitivity
+    from meshwright.answers import Validation as Validation
+    from meshwright.answers import load as load
+    from meshwright.api import fits as fits
+    from meshwright.api import fleet as fleet
+    from meshwright.api import pareto as pareto
+    from meshwright.api import plan as plan
+    from meshwright.api import price as price
+    from meshwright.api import sensitivity as sensitivity
+    from meshwright.api import serve as serve
+    from meshwright.api import validate as validate
+    from planner.api import query as query
     from planner.api import roofline as roofline
-    from planner.api import serve as serve
     from planner.best.nothing import NothingFits as NothingFits
-    from planner.fits.fits import Fits as Fits
     from planner.fleet.fleet import NoFleet as NoFleet
     from planner.plan.file_fleet import Fleet as Fleet
     from planner.plan.file_fleet import Traffic as Traffic
-    from planner.plan.file_frontier import Frontier as Frontier
     from planner.plan.file_serving import Serving as Serving
-    from planner.plan.plan import Plan as Plan
+    from planner.plan.planfile import Frontier as Frontier
     from planner.plan.planfile import PlanFile as PlanFile
     from planner.plan.planfile import read_plan as read_plan
+    from planner.query.query import Query as Query
     from planner.query.targets import Targets as Targets
-    from planner.sensitivity.sensitivity import sensitivity as sensitivity
-    from planner.sensitivity.types import SensitivityFile as SensitivityFile
-    from planner.validate.scores import Validation as Validation
-    from planner.validate.validate import validate as validate
     from strategies.book.rooftable import RooflineTable as RooflineTable
     from strategies.models.configs import load_model as load_model
     from strategies.models.models import Model as Model
 
-_HOMES = {
-    "Chip": "mesh.chips",
-    "Fits": "planner.fits.fits",
-    "Fleet": "planner.plan.file_fleet",
-    "Frontier": "planner.plan.file_frontier",
-    "InputError": "mesh.errors",
-    "Model": "strategies.models.models",
-    "NoFleet": "planner.fleet.fleet",
-    "NothingFits": "planner.best.nothing",
-    "Plan": "planner.plan.plan",
-    "PlanFile": "planner.plan.planfile",
-    "RooflineTable": "strategies.book.rooftable",
-    "SensitivityFile": "planner.sensitivity.types",
-    "Serving": "planner.plan.file_serving",
-    "Slice": "mesh.slices",
-    "Validation": "planner.validate.scores",
-    "Targets": "planner.query.targets",
-    "Traffic": "planner.plan.file_fleet",
-    "fits": "planner.api",
-    "fleet": "planner.api",
-    "load_chip": "mesh.chips",
-    "load_model": "strategies.models.configs",
-    "pareto": "planner.api",
-    "parse_slice": "mesh.slices",
-    "plan": "planner.api",
-    "price": "planner.api",
-    "read_plan": "planner.plan.planfile",
-    "roofline": "planner.api",
-    "sensitivity": "planner.sensitivity.sensitivity",
-    "serve": "planner.api",
-    "validate": "planner.validate.validate",
+_NAMES = {
+    "mesh.chips": "Chip load_chip",
+    "mesh.errors": "InputError MeshwrightError",
+    "mesh.slices": "Slice parse_slice",
+    "meshwright.answers": "Fits Plan Plans Sensitivity Validation load",
+    "meshwright.api": "fits fleet pareto plan price sensitivity serve validate",
+    "planner.api": "query roofline",
+    "planner.best.nothing": "NothingFits",
+    "planner.fleet.fleet": "NoFleet",
+    "planner.plan.file_fleet": "Fleet Traffic",
+    "planner.plan.file_serving": "Serving",
+    "planner.plan.planfile": "Frontier PlanFile read_plan",
+    "planner.query.query": "Query",
+    "planner.query.targets": "Targets",
+    "strategies.book.rooftable": "RooflineTable",
+    "strategies.models.configs": "load_model",
+    "strategies.models.models": "Model",
 }
+"""The public names by the module that has them; a test holds them to the imports above."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _load("planner.version").VERSION
+        return _load("mesh.version").VERSION
     if name not in _HOMES:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     return getattr(_load(_HOMES[name]), name)

@@ -13,8 +13,9 @@ from meshwright.shadows import shadow
 COMMANDS = {
     "models": "meshwright.commands.info",
     "chips": "meshwright.commands.info",
-    "schema": "meshwright.commands.verify",
+    "schema": "meshwright.commands.info",
     "roofline": "meshwright.commands.info",
+    "book": "meshwright.commands.book",
     "price": "meshwright.commands.info",
     "explain": "meshwright.commands.info",
     "plan": "meshwright.commands.plan",
@@ -24,7 +25,7 @@ COMMANDS = {
     "validate": "meshwright.commands.validate",
     "fleet": "meshwright.commands.fleet",
     "verify": "meshwright.commands.verify",
-    "calibrate": "meshwright.commands.verify",
+    "calibrate": "meshwright.commands.calibrate",
 }
 BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 """Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""

@@ -107,7 +107,7 @@ def command(*params: click.Parameter) -> Callable[[Callable[..., int | None]], C
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from planner.version import VERSION
+        from mesh.version import VERSION
 
         write(f"meshwright {VERSION}\n".encode())
         ctx.exit()

@@ -40,58 +40,53 @@ Named = Model | str | Path
 Slices = Sequence[Slice | str] | Slice | str
 
 
-class BestOptions(QueryOptions, total=False):
+class PlanOptions(QueryOptions, total=False):
     """Keywords of `plan` besides those of `QueryOptions`.
 
+    objective: "throughput" (tokens per second and chip), "latency" (seconds of a step) or "cost" (needs `prices`).
+    top: how many plans of the best one's slice and batch, itself included.
     num_slices: equal slices joined by DCN, over which each batch is cut (data parallel).
     solver: "exhaustive", or "cp-sat": the best of each slice and batch proved by CP-SAT, without runners-up.
     solver_seconds: the limit of each such proof; None: no limit.
     """
 
+    objective: str
+    top: int
     num_slices: int
     solver: str
     solver_seconds: float | None
 
 
-def plan(
-    model: Named | Query,
-    slices: Slices = (),
-    *,
-    objective: str = "throughput",
-    top: int = 5,
-    progress: Progress = silent,
-    **options: Unpack[BestOptions],
-) -> PlanFile:
-    """Find the best layouts of a model on one or several slices, best first.
+def query(model: Named, slices: Slices = (), **options: Unpack[PlanOptions]) -> Query:
+    """Build the value that `plan`, `pareto` and `fits` take in place of model, slices and keywords.
 
-    `plan("llama-3.1-70b", "v5e:4x4", batch=64, weights="int8")`. With `chips` only the best batch of each slice has a
-    plan. `objective`: "throughput" (tokens per second and chip), "latency" (seconds of a step) or "cost" (needs
-    `prices`). `top`: plans of the best one's slice and batch, itself included. `options`: see `BestOptions`.
-    Raises InputError on bad input, and NothingFits where no layout fits or none meets the targets.
+    With `chips` only the best batch of each slice will have a plan. Raises InputError on bad input.
     """
-    from planner.best.solve import make_plan
-
-    if isinstance(model, Query):
-        return make_plan(model, progress)
-    given = dict(options)
-    num_slices = options.get("num_slices", 1)
-    batch = options.get("batch")
+    best = {name: options[name] for name in _BEST if name in options}  # type: ignore[literal-required]
+    rest = {name: value for name, value in options.items() if name not in _BEST}
+    batch, num_slices = options.get("batch"), options.get("num_slices", 1)
     if num_slices != 1 and batch is not None and not isinstance(batch, str):
         from planner.best.replicas import batches_per_slice
 
-        given["batch"] = batches_per_slice(batches_of(batch, "")[0], num_slices)
-    query = query_of(
-        model,
-        slices,
-        given,
-        objective=objective,
-        top=top,
-        per_slice=bool(options.get("chips")),
-        num_slices=num_slices,
-        solver=options.get("solver", EXHAUSTIVE),
-        solver_seconds=options.get("solver_seconds"),
-    )
-    return make_plan(query, progress)
+        rest["batch"] = batches_per_slice(batches_of(batch, "")[0], num_slices)
+    return query_of(model, slices, rest, per_slice=bool(options.get("chips")), **best)
+
+
+_BEST = ("objective", "top", "num_slices", "solver", "solver_seconds")
+
+
+def plan(
+    model: Named | Query, slices: Slices = (), *, progress: Progress = silent, **options: Unpack[PlanOptions]
+) -> PlanFile:
+    """Find the best layouts of a model on one or several slices, best first.
+
+    `plan("llama-3.1-70b", "v5e:4x4", batch=64, weights="int8", kv="int8")`. With `chips` only the best batch of each
+    slice has a plan. `options`: see `PlanOptions`. Raises InputError on bad input, and NothingFits where no layout
+    fits or none meets the targets.
+    """
+    from planner.best.solve import make_plan
+
+    return make_plan(model if isinstance(model, Query) else query(model, slices, **options), progress)
 
 
 def pareto(

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from strategies.notation import Axes, Dim, Program, Step, Tensor
-
-_VANISH = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "Slice", "AttendReduce", "AttendScatter")
+from strategies.primitives import PRIMITIVES
 
 SortKey = Callable[[str, str], tuple[int, ...]]
 
@@ -36,6 +35,15 @@ def bind(program: Program, playing: Mapping[str, Axes], key: SortKey | None = No
         output=replace(output, name=alias.get(output.name, output.name)),
         constraints=tuple(c for c in program.constraints if c not in alias),
     )
+
+
+def axis_runs(program: Program, tensor: Tensor) -> tuple[tuple[tuple[Axes, str], ...], ...]:
+    """Per dim the program axes that binding sorts together, and the dim of the input or output that sorts them.
+
+    That is empty where nothing does: axes of such a run stay in the order of the notation.
+    """
+    order = _Order(program, {}, None)
+    return tuple(tuple((tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
 
 
 class _Order:
@@ -102,15 +110,14 @@ def _bind_step(step: Step, order: _Order, alias: dict[str, str], later: Sequence
     outputs = tuple(order.tensor(t) for t in step.outputs)
     for target in outputs:
         alias.pop(target.name, None)
-    if step.op in _VANISH and not over:
+    primitive = PRIMITIVES[step.op]
+    if primitive.vanishes and not over:
         rewritten = {t.name for s in later for t in s.outputs}
         return [
             r for a, b in zip(inputs, outputs, strict=True) for r in _vanish(step, a, b, alias, a.name in rewritten)
         ]
-    if step.op == "RingAttend":
-        over = inputs[1].axes("S")
-    if step.op == "AllToAll":
-        over = _moved(inputs[0], outputs[0])
+    if primitive.order is not None:
+        over = primitive.order(inputs, outputs)
     return [Step(step.op, over, inputs, outputs, step.options, step.line)]
 
 
@@ -122,9 +129,3 @@ def _vanish(step: Step, source: Tensor, target: Tensor, alias: dict[str, str], r
         return [Step("Rename", (), (source,), (target,), (), step.line)]
     alias[target.name] = source.name
     return []
-
-
-def _moved(source: Tensor, target: Tensor) -> Axes:
-    """The suffix that an AllToAll takes from one dim, in that dim's order."""
-    lost = next(d for d in source.dims if len(target.axes(d.name)) < len(d.axes))
-    return lost.axes[len(target.axes(lost.name)) :]

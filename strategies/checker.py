@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from strategies.notation import Axes, Dim, LayoutError, Program, Step, Tensor
+from strategies.notation import SEQUENCE, Axes, Dim, LayoutError, Program, Step, Tensor
 from strategies.primitives import PRIMITIVES
 from strategies.rules.common import Broken, WholeIfCut, well_formed
 
-OPTIONS = {"Attend": {"order": ("contiguous", "zigzag")}, "RingAttend": {"order": ("contiguous", "zigzag")}}
 _TOKENS = {"decode": ("B",), "prefill": ("B", "T")}
 
 
@@ -71,7 +70,7 @@ def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Seque
     primitive = PRIMITIVES.get(step.op)
     if primitive is None:
         raise Broken(f"no such primitive; known: {', '.join(PRIMITIVES)}")
-    _known_options(step)
+    _known_options(step, primitive.options)
     for axis in step.axes:
         _known_axis(axis, step.op, program)
         if step.axes.count(axis) > 1:
@@ -82,12 +81,13 @@ def _check_step(step: Step, known: dict[str, Tensor], program: Program) -> Seque
     for tensor in step.inputs:
         _check_operand(tensor, known, program)
     needs = primitive.rule(step)
+    for tensor in (*step.inputs, *step.outputs):
+        _check_stored(tensor, program)
     known.update({tensor.name: tensor for tensor in step.outputs})
     return needs
 
 
-def _known_options(step: Step) -> None:
-    known = OPTIONS.get(step.op, {})
+def _known_options(step: Step, known: Mapping[str, tuple[str, ...]]) -> None:
     for key, value in step.options:
         if value not in known.get(key, ()):
             expected = [f"{name}={choice}" for name, choices in known.items() for choice in choices] or ["none"]
@@ -104,6 +104,14 @@ def _known_axis(axis: str, owner: str, program: Program) -> None:
     letters = sorted(role.axis for role in program.roles)
     if letters and axis not in letters:
         raise Broken(f"axis {axis} of {owner} has no role; the header knows {', '.join(letters)}")
+
+
+def _check_stored(tensor: Tensor, program: Program) -> None:
+    """Caches have the dim of keys, and weights do not: plans tell them apart by it."""
+    if tensor.name in program.cache and SEQUENCE not in tensor.names:
+        raise Broken(f"{tensor.name} is a cache of the header, so it has the dim {SEQUENCE}; got {tensor}")
+    if tensor.name in program.weights and SEQUENCE in tensor.names:
+        raise Broken(f"{tensor.name} is a weight of the header, so it has no dim {SEQUENCE}; got {tensor}")
 
 
 def _check_operand(tensor: Tensor, known: dict[str, Tensor], program: Program) -> None:

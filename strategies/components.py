@@ -41,6 +41,11 @@ class Body:
         """The program axes, one per role."""
         return tuple(role.axis for role in self.parts[0].program.roles)
 
+    @property
+    def caches(self) -> tuple[Tensor, ...]:
+        """The types of the caches that the programs declare, with their dims and the program axes that cut these."""
+        return tuple(t for part in self.parts for t in part.program.caches)
+
     def role_name(self, axis: str) -> str:
         """The name of a program axis's role; `-` for a mesh axis that idles."""
         return IDLE if axis == IDLE else self.parts[0].program.role(axis).name

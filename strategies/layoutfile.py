@@ -13,9 +13,8 @@ from strategies.notation import LayoutError, Program, Role, Step, Tensor, parse_
 PHASES = ("decode", "prefill")
 COMPONENTS = ("attention", "mlp", "moe", "block", "embed", "unembed")
 _LISTS = ("weights", "cache", "index", "constraints", "pad", "requires")
-_HEADERS = ("phase", "component", "roles", "input", "output", "dims", *_LISTS)
+_HEADERS = ("phase", "component", "roles", "input", "output", *_LISTS)
 _ROLE = re.compile(r"([A-Za-z])=([A-Z]+\*?(?:\+[A-Z-]+)?|-\+[A-Z]+)")
-_DERIVED = re.compile(r"([A-Za-z]+)\s*=\s*([A-Za-z]+)/([A-Za-z]+)")
 PADDABLE = ("M", "F", "V", "S", "E")
 FEATURES = ("gated", "plain", "qk_norm", "qkv_bias", "o_bias", "bias")
 
@@ -100,7 +99,6 @@ def _build(name: str, header: dict[str, tuple[int, str]], steps: tuple[Step, ...
         steps=steps,
         input=_header_tensor(header, "input", source),
         output=_header_tensor(header, "output", source),
-        derived=_parse_derived(header, source),
         source=source,
         **lists,
     )
@@ -149,21 +147,6 @@ def _parse_role(text: str, number: int, source: str) -> Role:
 def _header_tensor(header: dict[str, tuple[int, str]], key: str, source: str) -> Tensor:
     number, value = header[key]
     return parse_tensor(value, f"{source}, line {number}: ")
-
-
-def _parse_derived(header: dict[str, tuple[int, str]], source: str) -> tuple[tuple[str, str, str], ...]:
-    if "dims" not in header:
-        return ()
-    number, value = header["dims"]
-    found = []
-    for part in value.split(","):
-        match = _DERIVED.fullmatch(part.strip())
-        if not match:
-            raise LayoutError(
-                f"{source}, line {number}: '{part.strip()}' is no derived dim; expected a form like M = N/K"
-            )
-        found.append((match[1], match[2], match[3]))
-    return tuple(found)
 
 
 def specialise(program: Program, features: frozenset[str]) -> Program:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from mesh.errors import InputError
 
 Axes = tuple[str, ...]
+SEQUENCE = "S"
+"""The dim of the keys that a cache holds: every cache has it, and of what is stored nothing else (`checker`)."""
 
 _TENSOR = re.compile(r"\s*(?P<name>[A-Za-z][A-Za-z0-9]*)\s*\[(?P<dims>[^\]]*)\]\s*(?P<marks>(\{[^}]*\}\s*)*)")
 _DIM = re.compile(r"(?P<name>[A-Za-z][A-Za-z0-9]*)(_(?P<axes>[A-Za-z0-9]+))?")
@@ -141,7 +143,6 @@ class Program:
     index: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     pad: tuple[str, ...] = ()
-    derived: tuple[tuple[str, str, str], ...] = ()
     requires: tuple[str, ...] = ()
     source: str = field(default="", compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
@@ -158,6 +159,12 @@ class Program:
     def role(self, axis: str) -> Role:
         """The role that the program axis stands for."""
         return next(role for role in self.roles if role.axis == axis)
+
+    @property
+    def caches(self) -> tuple[Tensor, ...]:
+        """The types of the declared caches, in order, as they are first read or written."""
+        tensors = [t for s in self.steps for t in (*s.inputs, *s.outputs)]
+        return tuple(next(t for t in tensors if t.name == name) for name in self.cache)
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ pairs that no mesh axis plays vanish, like roles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from strategies.notation import Axes, Dim, Program, Role, Step, Tensor
@@ -21,6 +22,21 @@ def pairs(sources: str, targets: str) -> dict[str, str]:
     """The program axis of each pair, such as `DB` (from a cut of D to a cut of B)."""
     names = [s + t for s in sources for t in targets]
     return dict(zip(names, _LETTERS, strict=False))
+
+
+def axes_of_pairs(
+    program: Program, ends: Sequence[str], residual: Sequence[str], names: Sequence[str]
+) -> dict[str, Axes]:
+    """By program axis, the mesh axes that play its pair: axis `names[i]` does `ends[i]` to the body's input or output.
+
+    `residual[i]` is what that mesh axis cuts of the residual. An entry of one position finds T no longer cut.
+    """
+    one_position = program.name == "entry" and "T" not in program.input.names
+    played = {}
+    for name, end, cut in zip(names, ends, residual, strict=True):
+        source = "-" if one_position and cut == "T" else cut
+        played[name] = {"last": cut + "-", "entry": source + end, "exit": end + cut}[program.name]
+    return {role.axis: tuple(name for name in names if played[name] == role.name) for role in program.roles}
 
 
 def _tokens(phase: str) -> str:

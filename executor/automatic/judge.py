@@ -16,9 +16,9 @@ from functools import cached_property
 from math import prod
 
 from executor.compiler.expected import Promise, promises, widths
-from executor.compiler.hlo import Collective, collectives
+from executor.compiler.hlo import Collective, collectives, sent_share
 from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
-from executor.levels.verdict import Finding, Level, verdict
+from executor.verdict import Finding, Level, verdict
 from planner.plan.plan import Plan
 
 Sizes = Mapping[str, int]
@@ -61,19 +61,12 @@ def _in_vocab(c: Collective) -> bool:
     return tensor_of(c).startswith("vocab/") or ("/while/body" not in c.op_name and c.runs == 1)
 
 
-def sent_bytes(kind: str, n: int, nbytes: float) -> float:
-    """Bytes that each device sends in a collective over `n` devices of `nbytes` in the convention of the prices."""
-    if kind in ("CollectivePermute", "Send"):
-        return nbytes
-    return nbytes * {"AllReduce": 2 * (n - 1) / n, "AllToAll": (n - 1) / n**2}.get(kind, (n - 1) / n)
-
-
 def _of_promise(p: Promise, sizes: Sizes) -> float:
-    return p.runs * sent_bytes(p.kind, prod(sizes[a] for a in p.axes), p.elements * p.width)
+    return p.runs * (p.elements * p.width * sent_share(p.kind, prod(sizes[a] for a in p.axes)))
 
 
 def _of_collective(c: Collective) -> float:
-    return (c.runs or 1) * sent_bytes(c.kind, len(c.groups[0]) if c.groups else 2, c.nbytes)
+    return (c.runs or 1) * (c.nbytes * sent_share(c.kind, len(c.groups[0]) if c.groups else 2))
 
 
 def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:

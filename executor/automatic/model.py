@@ -228,15 +228,17 @@ class Ops:
     ) -> tuple[Array, dict[str, Array]]:
         pos = self._placed("pos", self._tokens, pos)
         q, k, v = self._projected(n, p, pos)
+        caches = self.unit.caches
         if cache is None:
-            kept = {c: self._placed(c, "BSKH", x.astype(self.unit.caches[c].dtype)) for c, x in (("Kc", k), ("Vc", v))}
-            written = {c: self._in_order(x, self.unit.caches[c]) for c, x in kept.items()}
-            keys, values = self._placed("Kg", "BSKH", kept["Kc"]), self._placed("Vg", "BSKH", kept["Vc"])
+            kept = {c: self._placed(c, "BSKH", x.astype(caches[c].dtype)) for c, x in zip(caches, (k, v), strict=True)}
+            written = {c: self._in_order(x, caches[c]) for c, x in kept.items()}
+            keys, values = (self._placed(c, "BSKH", x) for c, x in zip(("Kg", "Vg"), kept.values(), strict=True))
             at = self._placed("pos", "BT", pos)
         else:
-            written = {c: self._append(cache[c], self.unit.caches[c], x, index, pos) for c, x in (("Kc", k), ("Vc", v))}
-            keys, values = (self._read(written[c], self.unit.caches[c], index) for c in ("Kc", "Vc"))
-            slots = stored_slots(self.unit.caches["Kc"], self._context)
+            new = zip(caches, (k, v), strict=True)
+            written = {c: self._append(cache[c], caches[c], x, index, pos) for c, x in new}
+            keys, values = (self._read(written[c], stored, index) for c, stored in caches.items())
+            slots = stored_slots(next(iter(caches.values())), self._context)
             at = last_written(slots, pos[:, None], slots.shape[0])
         with self._scope("O"):
             heads = attend(q, keys, values, pos.reshape(*pos.shape[:1], -1), at, self._context)

@@ -1,10 +1,10 @@
-"""Calibration: the constants of DESIGN 3, measured on the devices that are present and written as a chip file.
+"""Calibration: the constants of prices, measured on the devices that are present and written as a chip file.
 
 All devices work at once in every measurement, as they do in a step. Forced devices of a host share its cores and its
 memory bus, so what is measured is one device's share of them: such a chip holds for just as many devices.
 
     FLOP/s     2 n^3 per matmul, the best of several n                     bytes/s    streaming reads, the best of two
-    W, hop     fitted to all kinds of collectives, over sizes and groups: `fits`
+    W, hop     fitted to all kinds of collectives, over sizes and groups: `link_fit`
 """
 
 from __future__ import annotations
@@ -22,18 +22,16 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from executor.calibrate.link_fit import Fit, Sample, link_fits, unit_rates
-from executor.devices import Unavailable, platform_devices, prepare_environment
-from executor.levels.timing import median_seconds, memory_bytes
+from executor.clock import median_seconds
+from executor.devices import Unavailable, memory_bytes, platform_devices, prepare_environment
 from executor.run.interpret import PartitionSpec
 from executor.run.runnable import dtype_of
 from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import Chip
 from mesh.errors import InputError
-from mesh.slices import slices_of
-from meshwright.reports.text import Block, Lines, Table
 from planner.plan.accuracy import CALIBRATED_FROM
 from planner.plan.plan import Value
-from strategies.readers.rates import KINDS
+from strategies.kinds import KINDS
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 HOST_DEVICES, MOST_HOST_DEVICES = 8, 64
@@ -100,11 +98,12 @@ def calibrate(
 def device_mesh(platform: str, count: int | None = None) -> Mesh:
     """`count` devices of a platform in a row, or all; raises `Unavailable` where there are fewer."""
     if platform not in PLATFORMS:
-        raise InputError(f"--devices {platform!r}: expected {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
+        expected = f"expected {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}"
+        raise InputError(f"devices {platform!r}: {expected}", "devices")
     if count is not None and count < 1:
-        raise InputError(f"--count {count}: expected at least 1")
+        raise InputError(f"count {count}: expected at least 1", "count")
     if platform == "cpu" and count is not None and count > MOST_HOST_DEVICES:
-        raise InputError(f"--count {count}: expected at most {MOST_HOST_DEVICES} devices of the host's CPU")
+        raise InputError(f"count {count}: expected at most {MOST_HOST_DEVICES} devices of the host's CPU", "count")
     with contextlib.suppress(RuntimeError):  # devices are in use already: there are as many as there are
         prepare_environment(host_devices=(count or HOST_DEVICES) if platform == "cpu" else None, platform=platform)
     have = platform_devices(platform)
@@ -252,19 +251,9 @@ def _sources(fits: Sequence[Fit], how: str) -> dict[str, str]:
 def chip_file(found: Calibration) -> bytes:
     """The chip file, with every fit in the comment at its head."""
     fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in found.fits]
-    return chip_toml(found.chip, "\n".join(("Measured by `meshwright calibrate`", *_shared(found.chip), *fits)))
+    return chip_toml(found.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(found.chip), *fits)))
 
 
-def blocks(found: Calibration, path: str | None) -> Sequence[Block]:
-    """Each constant and how well it fits; the slices of the chip, and what to do with its file."""
-    rows = [(f.name, f"{f.value:.4g}", f.unit, f.quality) for f in found.fits]
-    slices = [slice_.name for slice_ in slices_of(found.chip)]
-    use = [f"to plan for it: meshwright plan MODEL --slice {slices[-1]} --chip-file {path}"] if path else []
-    return [
-        Table(f"Chip {found.chip.name}", ("constant", "value", "unit", "how well it fits"), rows),
-        Lines("", [*_shared(found.chip), f"slices: {', '.join(slices)}", *use]),
-    ]
-
-
-def _shared(chip: Chip) -> list[str]:
+def shared(chip: Chip) -> list[str]:
+    """What must be known of devices that share a host, in a line; no line for others."""
     return [SHARED.format(n=chip.machines[0].chips_per_host)] if chip.kind == "cpu" else []

@@ -21,7 +21,8 @@ from mesh.chipfile import measured_chip
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from planner.plan.plan import Value
-from strategies.readers.rates import KINDS, tabulate_rates
+from strategies.kinds import KINDS
+from strategies.readers.rates import tabulate_rates
 
 
 class Fit(Value, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from executor.devices import first_line
+from executor.wording import first_line
 from mesh.slices import Slice
 
 if TYPE_CHECKING:

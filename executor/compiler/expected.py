@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.plan.plan import CommPlan, Plan, StepPlan
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
+from strategies.primitives import known_primitive
 from strategies.readers.cost import STATISTIC_BYTES
 
 Width = Callable[[StepPlan, CommPlan], float]  # bytes of one element of a priced collective
@@ -51,13 +52,15 @@ def widths(plan: Plan) -> Width:
     statistics = {
         (step.component, _TENSOR.findall(step.text)[0])
         for step in plan.cost.steps
-        if step.op in ("SumSq", "Sum", "ArgMax")
+        if (primitive := known_primitive(step.op)) and primitive.made == "statistic"
     }
 
     def width(step: StepPlan, comm: CommPlan) -> float:
-        if step.op == "ArgMax" or (step.op.startswith("Attend") and comm.kind == "AllGather"):
+        primitive = known_primitive(step.op)
+        moved = primitive.collectives.get(comm.kind, 0) if primitive else 0
+        if moved == "statistics":
             return STATISTIC_BYTES
-        name = _moved(step)
+        name = _operand(step, moved)
         spec = plan.specs.get(f"{step.component}/{name}")
         if spec:
             return dtype_bytes(spec.dtype)
@@ -66,7 +69,7 @@ def widths(plan: Plan) -> Width:
     return width
 
 
-def _moved(step: StepPlan) -> str:
-    """Name of the tensor that a step's collective moves: its first operand, or the keys of a ring."""
+def _operand(step: StepPlan, number: int) -> str:
+    """Name of a step's operand; empty where it has none of that number."""
     operands = _TENSOR.findall(step.text.partition("=")[2])
-    return operands[1 if step.op == "RingAttend" else 0] if len(operands) > 1 or operands else ""
+    return operands[number] if number < len(operands) else ""

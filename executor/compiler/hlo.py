@@ -1,6 +1,6 @@
 """What a compiled program does between devices, and what it copies: read from its HLO, CPU's or TPU's.
 
-Elements are in the convention of the prices (`strategies.readers.prices.Comm`): the gathered array for AllGather and
+Elements are in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
 ReduceScatter, the local array for AllReduce, the local array times the group size for AllToAll, the local shard for
 CollectivePermute. Replica groups number the devices in the order of the mesh, row by row.
 """
@@ -14,18 +14,22 @@ from math import prod
 
 import numpy as np
 
-from executor.compiler.groups import GROUPS, Groups, parse_groups
-from executor.compiler.hlo_text import Computation, Instruction, Module, Shape, calls, parse_hlo
+from executor.compiler.hlo_text import (
+    GROUPS,
+    Computation,
+    Groups,
+    Instruction,
+    Module,
+    Shape,
+    calls,
+    parse_groups,
+    parse_hlo,
+)
+from strategies.kinds import KINDS
 
-KINDS = {
-    "all-gather": "AllGather",
-    "reduce-scatter": "ReduceScatter",
-    "all-reduce": "AllReduce",
-    "all-to-all": "AllToAll",
-    "ragged-all-to-all": "AllToAll",
-    "collective-permute": "CollectivePermute",
-    "collective-broadcast": "CollectiveBroadcast",
-    "send": "Send",
+_UNPRICED = {"CollectiveBroadcast": "collective-broadcast", "Send": "send"}  # kinds that no primitive asks for
+_KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opcodes} | {
+    opcode: name for name, opcode in _UNPRICED.items()
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
 _WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
@@ -49,8 +53,8 @@ class Part:
 class Collective:
     """A collective of a compiled program.
 
-    `runs` is None where a loop's trip count is unknown. `promoted`: the compiler widened a 16-bit reduction. `padding`:
-    elements that a ReduceScatter moves beyond its parts. `emitter` and `strategy` say how the TPU does it, where noted.
+    `runs` is None where a loop's trip count is unknown. `padding`: the elements that a ReduceScatter moves beyond its
+    parts. `emitter` says how the TPU does it, where noted.
     """
 
     kind: str
@@ -60,11 +64,8 @@ class Collective:
     groups: Groups
     pairs: tuple[tuple[int, int], ...] = ()
     runs: int | None = 1
-    channel: int | None = None
-    promoted: bool = False
     padding: int = 0
     emitter: str | None = None
-    strategy: str | None = None
 
     @property
     def elements(self) -> int:
@@ -92,6 +93,17 @@ class Array:
     runs: int | None
 
 
+def sent_share(kind: str, n: int) -> float:
+    """The share of V that each of n devices sends, of a kind that is priced or one that is only found.
+
+    >>> sent_share("AllReduce", 4), sent_share("Send", 2)
+    (1.5, 1.0)
+    """
+    if kind in KINDS:
+        return KINDS[kind].sent(n)
+    return 1.0 if kind == "Send" else (n - 1) / n
+
+
 def collectives(text: str) -> list[Collective]:
     """Every collective of a compiled program, each once: of an asynchronous one, its start."""
     module = parse_hlo(text)
@@ -102,7 +114,7 @@ def collectives(text: str) -> list[Collective]:
         for at in module.computations.values()
         if at.name in runs
         for i in at.instructions.values()
-        if i.opcode.removesuffix("-start") in KINDS and not _again(at, i)
+        if i.opcode.removesuffix("-start") in _KIND_OF and not _again(at, i)
     ]
     return [c for c in found if c.pairs or not c.groups or len(c.groups[0]) > 1]
 
@@ -116,7 +128,7 @@ def _again(at: Computation, i: Instruction) -> bool:
 def _collective(
     module: Module, at: Computation, i: Instruction, caller: Instruction | None, runs: int | None
 ) -> Collective:
-    kind = KINDS[i.opcode.removesuffix("-start")]
+    kind = _KIND_OF[i.opcode.removesuffix("-start")]
     groups = _groups(i, module.partitions)
     operands = _moved(at, i)
     found = Collective(
@@ -127,10 +139,7 @@ def _collective(
         groups=groups,
         pairs=_pairs(i),
         runs=runs,
-        channel=int(i.attribute(r"channel_id=(\d+)") or 0) or None,
-        promoted="_promoted" in (i.attribute(r"to_apply=%([\w.\-]+)") or ""),
         emitter=_emitter(i) or (_emitter(caller) if caller else None),
-        strategy=_strategy(i) or (_strategy(caller) if caller else None),
     )
     return _scattered(at, i, found) if caller and caller.opcode == "fusion" and kind == "AllReduce" else found
 
@@ -169,7 +178,8 @@ def _moved(at: Computation, i: Instruction) -> list[Shape]:
 
 
 def _part(kind: str, shape: Shape, n: int) -> Part:
-    return Part(shape.elements * (n if kind in ("AllGather", "AllToAll") else 1), shape.dtype, shape.bits)
+    whole = kind in KINDS and KINDS[kind].v_is_n_operands
+    return Part(shape.elements * (n if whole else 1), shape.dtype, shape.bits)
 
 
 def _emitter(i: Instruction) -> str | None:
@@ -178,11 +188,6 @@ def _emitter(i: Instruction) -> str | None:
     if "async_collective_fusion_config" in i.attributes:
         return "AsyncCollectiveFusion"
     return i.attribute(r'"emitter":"(\w+)"')
-
-
-def _strategy(i: Instruction) -> str | None:
-    rings = re.findall(r'"(?:explicit_strategy_)?ring_dim":"ICI_RING_DIM_(\w+)"', i.attributes)
-    return i.attribute(r'"strategy":"(\w+)"') or ("+".join(dict.fromkeys(rings)) or None)
 
 
 def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:

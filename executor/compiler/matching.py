@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isclose, prod
 
 from executor.compiler.expected import Promise
-from executor.compiler.hlo import Collective
+from executor.compiler.hlo import Collective, sent_share
 
 Sizes = Mapping[str, int]
 
@@ -53,9 +53,7 @@ class Lots:
 
     def sent(self, lot: Lot) -> float:
         """Bytes that each device sends in one run."""
-        n, whole = self.ways(lot.axes), lot.elements * lot.width
-        factor = {"AllReduce": 2 * (n - 1) / n, "AllToAll": (n - 1) / n**2, "CollectivePermute": 1.0, "Send": 1.0}
-        return whole * factor.get(lot.kind, (n - 1) / n)
+        return lot.elements * lot.width * sent_share(lot.kind, self.ways(lot.axes))
 
     def extra(self, wants: Sequence[Lot], gots: Sequence[Lot]) -> float:
         """Bytes that all runs left of these send beyond those of the promises."""

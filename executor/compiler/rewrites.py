@@ -13,6 +13,9 @@ explained by the rewrites that compilers are known to do; the rest are differenc
     AsPermutes      an AllToAll as shifts
     AsTwo           an AllReduce as ReduceScatter and AllGather
     ByAxes          one over two sets of axes as one over each
+
+A rule explains runs on both sides, or leaves them alone: it accepts only what its promises prove, the kind, the axes
+and the elements of all that runs instead.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations, product
+from math import isclose
 
 from executor.compiler import matching as lots_
 from executor.compiler.expected import Promise
 from executor.compiler.hlo import Collective
 from executor.compiler.matching import Lot, Lots, Rewrite, Sizes
-from executor.compiler.rewrite_rules import RULES
 
 __all__ = ["Comparison", "Difference", "Rewrite", "compare_collectives"]
 
@@ -34,15 +38,13 @@ __all__ = ["Comparison", "Difference", "Rewrite", "compare_collectives"]
 class Difference:
     """`missing`: promised and not found; `extra`: the reverse; `changed`: both, for one kind and axes.
 
-    Runs are those that nothing explains: 1 of a promise of 80, say. None: the found ones' number is unknown.
+    `extra_bytes`: what each device sends beyond what was priced, of the runs that nothing explains: 1 of 80, say.
     """
 
     kind: str
     promised: tuple[Promise, ...]
     found: tuple[Collective, ...]
     extra_bytes: float
-    promised_runs: int = 0
-    found_runs: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def _found_lots(
     for c in found:
         axes = c.axes(sizes)
         if axes is None or c.runs is None:
-            foreign.append(Difference("extra", (), (c,), c.nbytes * (c.runs or 1), 0, c.runs))
+            foreign.append(Difference("extra", (), (c,), c.nbytes * (c.runs or 1)))
             continue
         whole = c.kind == "AllToAll" or (c.kind, axes, float(c.elements)) in promised
         for elements, width in [(c.elements, c.nbytes / c.elements)] if whole else _operands(c):
@@ -96,8 +98,7 @@ def _operands(c: Collective) -> list[tuple[int, float]]:
 def _left(lots: Lots) -> Iterator[Difference]:
     for wants, gots in lots.by_key().values():
         kind = "changed" if wants and gots else "missing" if wants else "extra"
-        runs = [sum(lot.runs for lot in side) for side in (wants, gots)]
-        yield Difference(kind, lots_.promised(wants), lots_.found(gots), lots.extra(wants, gots), *runs)
+        yield Difference(kind, lots_.promised(wants), lots_.found(gots), lots.extra(wants, gots))
 
 
 def _together(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
@@ -107,3 +108,178 @@ def _together(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
         found[r.kind, r.promised, r.found].append(r)
     for same in found.values():
         yield Rewrite(same[0].kind, same[0].promised, same[0].found, sum(r.extra_bytes for r in same))
+
+
+def same(lots: Lots) -> None:
+    """Equal kind, axes and elements; equal width first."""
+    for exact in (True, False):
+        for want in lots.want:
+            for got in lots.open(want, want.kind, want.elements):
+                if want.runs and exact == (want.width == got.width):
+                    lots.pairs.append((want, got))
+                    lots.take("" if exact else "Widened" if got.width > want.width else "Narrowed", [want], [got])
+
+
+def merged(lots: Lots) -> None:
+    """Note which collectives do the work of several promises."""
+    did: dict[str, list[tuple[Lot, Lot]]] = defaultdict(list)
+    for want, got in lots.pairs:
+        if got.collective and len(got.collective.parts) > 1:
+            did[got.collective.name].append((want, got))
+    for several in did.values():
+        if len(several) > 1:
+            wants, gots = zip(*several, strict=True)
+            lots.note("Merged", wants, gots, 0.0)
+
+
+def padded(lots: Lots) -> None:
+    """A ReduceScatter of padded shards: what lies across the real ones' borders is permuted there."""
+    for want, got in lots.pairs:
+        c = got.collective
+        if c and c.padding and c.runs:
+            n, across = len(c.groups[0]), list(_across(lots, got, c))
+            extra = c.runs * (c.padding * got.width * (n - 1) / n + sum(map(lots.sent, across)))
+            lots.note("Padded", [want], [got, *across], extra)
+            for lot in across:
+                lot.runs -= c.runs
+
+
+def _across(lots: Lots, scatter: Lot, c: Collective) -> Iterator[Lot]:
+    """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
+    seen = set()
+    for lot in sorted(lots.got, key=lambda lot: lot.runs != c.runs):  # those that run as often come first
+        if (
+            lot.kind == "CollectivePermute"
+            and lot.collective
+            and lot.runs >= (c.runs or 0)
+            and lot.width == scatter.width
+        ):
+            far = _distance(lot.collective, c)
+            if far and far not in seen and lot.elements <= _over_borders(scatter.elements, c, far):
+                seen.add(far)
+                yield lot
+
+
+def _distance(permute: Collective, scatter: Collective) -> int | None:
+    """By how many places each pair of the permute goes forward in its group of the scatter, if all by the same."""
+    place = {device: (g, i) for g, group in enumerate(scatter.groups) for i, device in enumerate(group)}
+    ends = [(place[a], place[b]) for a, b in permute.pairs]
+    far = {b[1] - a[1] if a[0] == b[0] else None for a, b in ends}
+    return far.pop() if len(far) == 1 else None
+
+
+def _over_borders(elements: float, c: Collective, far: int) -> float:
+    """Elements of a padded shard that some device needs, of those `far` places on: of all, from the first to the last.
+
+    With n shards of r elements that are padded to p, device i has [i p, i p + p) and needs [i r, i r + r).
+    """
+    n = len(c.groups[0])
+    real, held = elements / n, (elements + c.padding) / n
+    spans = []
+    for i in range(far, n):
+        at = (i - far) * held
+        first, last = max(i * real, at), min((i + 1) * real, at + held)
+        if first < last:
+            spans.append((first - at, last - at))
+    return max(b for _, b in spans) - min(a for a, _ in spans) if spans else 0.0
+
+
+def repeated(lots: Lots) -> None:
+    """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
+    first = {got.collective.name: (want, got) for want, got in lots.pairs if got.collective}
+    for again in lots.got:
+        name, remat, _ = again.collective.name.partition(".remat") if again.collective else ("", "", "")
+        if again.runs and remat and name in first and _alike(first[name][1], again):
+            lots.note("Repeated", [first[name][0]], [again], again.runs * lots.sent(again))
+            again.runs = 0
+
+
+def _alike(a: Lot, b: Lot) -> bool:
+    """Whether b does what a did, for the same operation of the program, and no more often."""
+    one, two = a.collective, b.collective
+    if not one or not two or one.op_name != two.op_name or (two.runs or 0) > (one.runs or 0):
+        return False
+    return (a.kind, a.axes, a.elements, a.width) == (b.kind, b.axes, b.elements, b.width)
+
+
+def reordered(lots: Lots) -> None:
+    """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
+    scatters = [lot for lot in lots.want if lot.kind == "ReduceScatter" and lot.promise and not lot.runs]
+    for want in (lot for lot in lots.want if lot.kind == "AllReduce" and lot.runs and lot.promise):
+        for scatter in scatters:
+            if _feeds(want, scatter):
+                for got in lots.open(want, "AllReduce", want.elements / lots.ways(scatter.axes)):
+                    lots.take("Reordered", [want], [got])
+
+
+def _feeds(reduce: Lot, scatter: Lot) -> bool:
+    """Whether a promised scatter takes, as often, what a promised AllReduce over other axes gives; by their texts."""
+    a, b = reduce.promise, scatter.promise
+    if not a or not b or a.runs != b.runs or a.elements != b.elements or {*a.axes} & {*b.axes}:
+        return False
+    component, result = a.text.partition(" = ")[0].split(": ", 1)
+    return b.text.startswith(f"{component}: ") and b.text.endswith(f"({result})")
+
+
+def as_one(lots: Lots) -> None:
+    """Another kind whose elements are the same number; equal runs first."""
+    others = {
+        "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
+        "AsAllGather": ("AllGather", ("AllToAll",)),
+    }
+    for alike, (name, (kind, sources)) in product((True, False), others.items()):
+        for want in lots.want:
+            if want.kind in sources:
+                for got in lots.open(want, kind, want.elements):
+                    if want.runs and (want.runs == got.runs or not alike):
+                        lots.take(name, [want], [got])
+
+
+def as_two(lots: Lots) -> None:
+    """An AllReduce as a ReduceScatter and an AllGather."""
+    for want in (lot for lot in lots.want if lot.kind == "AllReduce"):
+        for scatter in lots.open(want, "ReduceScatter", want.elements):
+            for gather in lots.open(want, "AllGather", want.elements):
+                if want.runs and scatter.runs:
+                    lots.take("AsTwo", [want], [scatter, gather])
+
+
+def by_axes(lots: Lots) -> None:
+    """Over A and B: whole over A, and 1/|A| of it (an AllReduce: whole) over B."""
+    for want in (lot for lot in lots.want if lot.kind in ("AllGather", "ReduceScatter", "AllReduce")):
+        for part in chain.from_iterable(combinations(want.axes, k) for k in range(1, len(want.axes))):
+            rest = tuple(axis for axis in want.axes if axis not in part)
+            less = want.elements / (1 if want.kind == "AllReduce" else lots.ways(part))
+            for a in lots.open(want, want.kind, want.elements, part):
+                for b in lots.open(want, want.kind, less, rest):
+                    if want.runs and a.runs:
+                        lots.take("ByAxes", [want], [a, b])
+
+
+def as_permutes(lots: Lots) -> None:
+    """An AllToAll of n as n - 1 shifts of 1/n of the local array."""
+    for want in (lot for lot in lots.want if lot.kind == "AllToAll"):
+        n = lots.ways(want.axes)
+        shifts = list(lots.open(want, "CollectivePermute", want.elements / n**2))
+        if want.runs and sum(lot.runs for lot in shifts) == want.runs * (n - 1):
+            lots.note("AsPermutes", [want], shifts, lots.extra([want], shifts))
+            _spend(want, *shifts)
+
+
+def regrouped(lots: Lots) -> None:
+    """Other sizes over the same axes, and the same sum."""
+    for wants, gots in lots.by_key().values():
+        total = sum(lot.elements * lot.runs for lot in gots)
+        wide = max((lot.width for lot in wants), default=0)
+        narrow = lots.widens or all(lot.width <= wide for lot in gots)
+        if wants and gots and narrow and isclose(sum(lot.elements * lot.runs for lot in wants), total, rel_tol=1e-6):
+            lots.note("Regrouped", wants, gots, lots.extra(wants, gots))
+            _spend(*wants, *gots)
+
+
+def _spend(*lots: Lot) -> None:
+    for lot in lots:
+        lot.runs = 0
+
+
+RULES = (same, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)

@@ -14,53 +14,34 @@ from jax.sharding import Mesh
 from executor.compiler.expected import Promise, promises, widths
 from executor.compiler.hlo import Collective, collectives
 from executor.compiler.rewrites import Difference, Rewrite, compare_collectives
-from executor.devices import first_line
-from executor.levels.numerics import Maker, check_supported, host_mesh
+from executor.levels.common import MakeEngine, capacity_factor, check_supported, host_mesh, raised
+from executor.levels.level import MANUAL, LevelOptions
 from executor.levels.shrink import shrink
-from executor.levels.verdict import Finding, Level, verdict
+from executor.loaded import Loaded
 from executor.run.engine import engine_of
 from executor.run.runnable import Options
-from mesh.chips import Chip
+from executor.verdict import Finding, Level, verdict
 from planner.plan.plan import Plan
-from strategies.notation import Program
 
 ACCEPTED = ("Widened", "Merged")
 _NOTHING = "nothing"
 
 
-def host_collectives(
-    plan: Plan,
-    mode: str = "manual",
-    *,
-    programs: Sequence[Program] = (),
-    make: Maker | None = None,
-    chip: Chip | None = None,
-) -> Level:
-    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
-
-    Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
-    """
-    check_supported(plan)
-    small = shrink(plan, programs, chip=chip)
-    options = Options(capacity_factor=capacity_factor(small))
-    make = make or (lambda p, m: engine_of(p, m, options, programs))
-    return check_collectives(small, host_mesh(small), mode, make)
+def host_collectives(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
+    """The level of a plan, on its shrunken copy and in the plan's own dtypes."""
+    check_supported(loaded.plan)
+    small = shrink(loaded)
+    slots = Options(capacity_factor=capacity_factor(small.plan))
+    return check_collectives(small, host_mesh(small), options.mode, lambda one, mesh: engine_of(one, mesh, slots))
 
 
-def capacity_factor(plan: Plan) -> float:
-    """The factor by which the experts of a plan have the slots that were priced: the mean over its real experts."""
-    padded = [after / before for name, (before, after) in plan.padded.items() if name.endswith("/E")]
-    return max(padded, default=1.0) * (1 - 1e-9)  # the mean is a whole number, and rounded up
-
-
-def check_collectives(plan: Plan, mesh: Mesh, mode: str, make: Maker) -> Level:
+def check_collectives(loaded: Loaded, mesh: Mesh, mode: str, make: MakeEngine) -> Level:
     """The level of a plan that is small enough to compile for host devices as it is."""
     try:
-        text = make(plan, mesh).lower(logits=True).compile().as_text()
+        text = make(loaded, mesh).lower(logits=True).compile().as_text()
     except Exception as error:  # a program that cannot be compiled is a finding, whatever it raises
-        found = f"{type(error).__name__}: {first_line(error)}"
-        return verdict("collectives", mode, 1, (Finding(what="the step", promised="compiles", found=found),))
-    return compared(plan, mesh, mode, text or "")
+        return verdict("collectives", mode, 1, (raised("the step", "compiles", error),))
+    return compared(loaded.plan, mesh, mode, text or "")
 
 
 def compared(plan: Plan, mesh: Mesh, mode: str, text: str) -> Level:

@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import isclose
 from typing import Any
 
 import msgspec
 
-from executor.levels.verdict import Finding, Level, verdict
-from mesh.chips import Chip
+from executor.levels.level import MANUAL, LevelOptions
+from executor.loaded import Loaded
+from executor.verdict import Finding, Level, verdict
 from mesh.errors import InputError
 from planner.best.replicas import on_slices
-from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
-from strategies.notation import Program
 from strategies.readers.cost import speeds
 
 RELATIVE = 1e-9
 MOST_FINDINGS = 20
 
 
-def check_plan_file(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Level:
+def plan_file(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
     """Compute specs, mesh, cost and memory again from the plan's layouts, and compare them with what the plan says.
 
-    A layout that breaks a rule, or does not fit the model or the slice, is a finding, too. Differences of constants
-    come first: those of the seconds follow from them.
+    Differences of constants come first: those of the seconds follow from them. Raises `InputError` where the layouts
+    break a rule; `no_layout` is the level then.
     """
-    try:
-        again = recomputed(plan, programs, chip)
-    except InputError as error:
-        found = Finding(what="layouts", promised="a layout of this model on this slice", found=str(error))
-        return verdict("plan", "manual", 1, (found,))
-    said, computed = msgspec.to_builtins(plan), msgspec.to_builtins(again)
+    said, computed = msgspec.to_builtins(loaded.plan), msgspec.to_builtins(recomputed(loaded))
     differences = tuple(sorted(_differences("", said, computed), key=lambda f: not f.what.startswith("constants")))
     notes = (f"{len(differences)} differences, the first shown",) if len(differences) > MOST_FINDINGS else ()
-    return verdict("plan", "manual", _leaves(computed), differences[:MOST_FINDINGS], notes)
+    return verdict("plan", options.mode, _leaves(computed), differences[:MOST_FINDINGS], notes)
 
 
-def recomputed(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Plan:
+def no_layout(error: InputError) -> Level:
+    """The level of a plan whose layouts break a rule, or do not fit its model or its slice."""
+    found = Finding(what="layouts", promised="a layout of this model on this slice", found=str(error))
+    return verdict("plan", MANUAL.mode, 1, (found,))
+
+
+def recomputed(loaded: Loaded) -> Plan:
     """The plan that the plan's model, slice, workload and layouts give; raises `InputError` where they give none."""
-    layout, slice_, work = layout_of(plan, programs, chip)
-    fast = speeds(slice_.chip, work.dtypes)
-    again = price_layout(layout, slice_, plan.model, work, plan.batch, plan.padded_batch, fast)
+    plan, slice_ = loaded.plan, loaded.slice_
+    fast = speeds(slice_.chip, loaded.workload.dtypes)
+    again = price_layout(loaded.layout, slice_, plan.model, loaded.workload, plan.batch, plan.padded_batch, fast)
     return on_slices(again, plan.num_slices)
 
 

@@ -12,7 +12,7 @@ is on the median over tokens of the root mean square.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,74 +21,45 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from executor.devices import Unavailable, build_mesh, first_line
+from executor.devices import Unavailable
+from executor.levels.common import MakeEngine, check_supported, host_mesh, raised
+from executor.levels.level import MANUAL, LevelOptions
 from executor.levels.shrink import F32, STEPS, shrink
-from executor.levels.verdict import Finding, Level, verdict
-from executor.processes.process_arrays import fetch, lost_others, share
-from executor.reference import Params, param_shapes, random_params, reference_logits
+from executor.loaded import Loaded
+from executor.processes.process_arrays import fetch, lost_others
+from executor.reference import Params, random_params, reference_logits
 from executor.run.engine import Engine, engine, engine_of
-from mesh.chips import Chip
-from mesh.errors import InputError
-from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout
+from executor.run.interpret import failed_step
+from executor.verdict import Finding, Level, verdict
+from executor.wording import first_line
 from planner.plan.plan import Plan
 from strategies.components import IDLE, components
-from strategies.models.workload import Dtypes, Workload
-from strategies.notation import Program
+from strategies.layout import Assigned, lay_out
+from strategies.models.workload import Workload
 
 BOUNDS = {"f32": 1e-5, "bf16": 0.02}
-DTYPES = {"f32": F32, "bf16": Dtypes()}
-Maker = Callable[[Plan, Mesh], Any]  # an engine, or what has its methods
+"""By dtype, the largest error of a token's logits (f32), or of the median token's (bf16), in standard deviations."""
 _SHOWN = 5
 
 
-def numerics(
-    plan: Plan,
-    mode: str = "manual",
-    *,
-    programs: Sequence[Program] = (),
-    dtype: str = "f32",
-    make: Maker | None = None,
-    chip: Chip | None = None,
-) -> Level:
-    """The level of a plan, on its shrunken copy. `make`: the engine of a mode, if not that of the programs.
-
-    Raises `Unavailable` where devices are missing or the model has what cannot be run, `InputError` on nonsense.
-    """
-    check_supported(plan)
-    small = shrink(plan, programs, DTYPES[dtype], chip)
-    make = make or (lambda p, m: engine_of(p, m, programs=programs))
-    return run_numerics(small, host_mesh(small), mode, make)
+def numerics(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
+    """The level of a plan, on its shrunken copy in float32."""
+    check_supported(loaded.plan)
+    small = shrink(loaded, F32)
+    return run_numerics(small, host_mesh(small), options.mode, engine_of)
 
 
-def check_supported(plan: Plan) -> None:
-    """Raise `Unavailable` where the model has what neither engine nor reference can run, such as attention sinks."""
-    try:
-        param_shapes(plan.model)
-    except InputError as error:
-        raise Unavailable(f"{plan.model.name} cannot be run: {first_line(error)}") from None
-
-
-def host_mesh(plan: Plan) -> Mesh:
-    """The plan's mesh on devices of the host, or of all hosts; raises `Unavailable` where there are too few."""
-    return build_mesh(plan.mesh, parse_slice(plan.slice), share(jax.devices("cpu"), plan.devices))
-
-
-def run_numerics(plan: Plan, mesh: Mesh, mode: str, make: Maker) -> Level:
+def run_numerics(loaded: Loaded, mesh: Mesh, mode: str, make: MakeEngine) -> Level:
     """The level of a plan that is small enough to run as it is, in float32 or bf16."""
+    plan = loaded.plan
     try:
-        run = _Run(plan, make(plan, mesh))
+        run = _Run(plan, make(loaded, mesh))
         errors = [*run.decode()] if plan.phase == "decode" else [*run.prefill()]
     except Exception as error:  # a program that cannot be run is a finding, whatever it raises
         if lost_others(error):
             raise Unavailable(f"the processes lost each other: {first_line(error)}") from None
-        return verdict("numerics", mode, 1, (_cannot(error),))
+        return verdict("numerics", mode, 1, (raised(failed_step(error) or "the step", "runs", error),))
     return _judged(plan, mode, errors)
-
-
-def _cannot(error: Exception) -> Finding:
-    where = next((note for note in getattr(error, "__notes__", ()) if note.startswith("in step")), "the step")
-    return Finding(what=where, promised="runs", found=f"{type(error).__name__}: {first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -167,14 +138,13 @@ def _number(x: Any) -> float:
 
 def unsharded(plan: Plan, mesh: Mesh, context: int) -> Engine:
     """An engine of decode in which every mesh axis idles."""
-    names = plan.mesh.axis_names
     work = Workload(phase="decode", batches=(plan.padded_batch,), context=context, dtypes=plan.dtypes)
-    idle = (IDLE,) * len(names)
+    idle = (IDLE,) * len(plan.mesh.axis_names)
     assigned = [
         Assigned(c, next(b for b in c.bodies if not b.parts[0].program.requires), idle)
         for c in components(plan.model, work)
     ]
-    layout = Layout(names, tuple(() for _ in names), idle, tuple(assigned), names)
+    layout = lay_out(plan.mesh, idle, assigned)
     return engine(layout, plan.model, work, mesh)
 
 

@@ -1,7 +1,7 @@
 """A plan's layouts on a shrunken copy of its model and mesh, small enough to run on the devices of a host.
 
 Every mesh axis longer than 1 becomes 2, and a dim that the layouts cut into single elements stays cut into single
-elements, one that they cut into larger parts into parts of at least two (DESIGN 7.1); what was padded is padded
+elements, one that they cut into larger parts into parts of at least two; what was padded is padded
 again where 25% allow it. The batch of a mixture of experts may grow, so that each has a whole number of slots.
 Features stay: MHA, GQA or MQA, gates, biases, windows, parallel blocks, experts, tied embeddings.
 The shrunken plan is a plan: it lies on a stand-in slice that has as many devices, so its seconds mean nothing.
@@ -19,20 +19,18 @@ import numpy as np
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
-from mesh.chips import Chip
+from executor.loaded import Loaded, load
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
-from planner.plan.layout import Assigned, Bound, Layout, programs
-from planner.plan.layout_file import layout_of
-from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from strategies.components import Component, components
+from strategies.layout import BoundLayout, MeshAxes, bind_layout, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
-from strategies.notation import Program
+from strategies.readers.bound import Bound, programs
 from strategies.readers.cost import speeds
+from strategies.readers.fit import fit_part
 from strategies.readers.rates import Rates
-from strategies.tables.assignments import fit_part
 
 F32 = Dtypes(weights="f32", kv="f32", activations="f32", compute="f32")
 STAND_INS = ("v5e:1x1", "h100:2", "v5e:2x2", "v5p:2x2x2", "v5p:2x2x4")  # by the number of axes longer than 1
@@ -40,44 +38,35 @@ LAYERS, HEAD_DIM, STEPS = 2, 8, 16
 LEAST = {"D": 32, "F": 16, "V": 40, "E": 4, "B": 4, "T": 16, "S": 32, "window": 8}
 
 
-def shrink(
-    plan: Plan, programs: Sequence[Program] = (), dtypes: Dtypes | None = None, chip: Chip | None = None
-) -> Plan:
+def shrink(loaded: Loaded, dtypes: Dtypes | None = None) -> Loaded:
     """The plan's layouts on a shrunken model and mesh, priced anew; `dtypes` instead of the plan's, where given.
 
-    `chip`: of a chip file, where the plan was made with one; the shrunken plan lies on a slice of a built-in one.
-    Raises `InputError` where the plan is no layout, `Unavailable` where its mesh has too many axes.
+    The shrunken plan lies on a slice of a built-in chip, whatever the plan's. Raises `InputError` where nothing of the
+    layout can be shrunk, `Unavailable` where the mesh has too many axes.
     """
-    layout, _, work = layout_of(plan, programs, chip)
-    slice_, pieces = _stand_in(layout)
+    plan, layout, work = loaded.plan, loaded.layout, loaded.workload
+    slice_, mesh = _stand_in(layout.mesh)
     cuts = Cuts(layout, plan.padded_batch)
     model, context = cuts.model(plan.model, work), cuts.context(work)
     batch = cuts.batch(model, context if plan.phase == "prefill" else 1)
     dtypes = dtypes or plan.dtypes
     priced = changed(dtypes, compute="bf16")  # every chip has it
     small = Workload(phase=work.phase, batches=(batch,), context=context, dtypes=priced)
-    found = _again(replace(layout, pieces=pieces), components(model, small, programs))
+    found = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
     made = price_layout(found, slice_, model, small, batch, batch, speeds(slice_.chip, priced))
     orders = {one.component: one.sequence_order for one in plan.layouts}
     layouts = tuple(changed(one, sequence_order=orders[one.component]) for one in made.layouts)
-    return changed(made, dtypes=dtypes, layouts=layouts)
+    return load(changed(made, dtypes=dtypes, layouts=layouts), loaded.programs)
 
 
-def _stand_in(layout: Layout) -> tuple[Slice, tuple[tuple[Piece, ...], ...]]:
+def _stand_in(mesh: MeshAxes) -> tuple[Slice, MeshAxes]:
     """A slice with as many devices, on which the mesh lies row by row."""
-    long = [any(p.size > 1 for p in pieces) for pieces in layout.pieces]
+    long = [size > 1 for size in mesh.axis_sizes]
     if sum(long) >= len(STAND_INS):
         raise Unavailable(f"the mesh has {sum(long)} axes longer than 1; at most {len(STAND_INS) - 1} can be shrunk")
     slice_ = parse_slice(STAND_INS[sum(long)])
     free = [Piece(n, s, 2) for n, axis in enumerate(slice_.axes) for s in (2, 1) if axis.size > s]
-    return slice_, tuple((free.pop(0),) if is_long else () for is_long in long)
-
-
-def _again(layout: Layout, parts: Sequence[Component]) -> Layout:
-    """The layout with other components of the same names."""
-    by_name = {c.name: c for c in parts}
-    assigned = tuple(Assigned(c := by_name[a.component.name], c.body(a.body.name), a.axes) for a in layout.assigned)
-    return replace(layout, assigned=assigned)
+    return slice_, mesh_of(slice_, [(free.pop(0),) if is_long else () for is_long in long], mesh.axis_names)
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class Cut:
 class Cuts:
     """The cuts of every dim of every component of a layout at a batch."""
 
-    layout: Layout
+    layout: BoundLayout
     padded_batch: int
 
     @cached_property
@@ -123,7 +112,7 @@ class Cuts:
         return Cut(before, after, max(found.padded, self._padded(b).get(dim, 1)))
 
     def _ways(self, mask: int, small: bool) -> int:
-        sizes = [int(np.prod([p.size for p in pieces], dtype=int)) for pieces in self.layout.pieces]
+        sizes = self.layout.mesh.axis_sizes
         return int(np.prod([min(s, 2) if small else s for i, s in enumerate(sizes) if mask >> i & 1], dtype=int))
 
     def _padded(self, b: Bound) -> dict[str, int]:

@@ -6,25 +6,23 @@ written in place, and whether the collectives are those that were priced.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
-
-import msgspec
 
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
 from executor.compiler.expected import Promise, promises, widths
 from executor.compiler.hlo import Array, big_arrays, big_copies, collectives
 from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
 from executor.devices import build_mesh, tpu_devices
-from executor.levels.verdict import Finding, Level, verdict
-from mesh.chips import Chip
-from mesh.slices import parse_slice
-from planner.plan.plan import Plan, TensorSpec
-from strategies.models.dtypes import dtype_bytes
-from strategies.notation import Program
+from executor.levels.level import MANUAL, LevelOptions
+from executor.loaded import Loaded
+from executor.verdict import Finding, Level, verdict
+from executor.wording import gb
+from planner.plan.plan import Plan
+from strategies.models.workload import dtype_bytes
+from strategies.readers.specs import TensorSpec
 
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
@@ -41,10 +39,15 @@ class Facts:
     `packed`: the same for a device with only the HBM that was promised, asked where `made` takes more.
     """
 
-    plan: Plan
+    loaded: Loaded
     made: Compiled | DoesNotFit
     axes: Mapping[str, int]
     packed: Compiled | DoesNotFit | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that promised it."""
+        return self.loaded.plan
 
     @property
     def stored_bytes(self) -> float:
@@ -62,19 +65,15 @@ class Facts:
         return compare_collectives(self.promised, collectives(made.text), self.axes, widens=False)
 
 
-def tpu_compiler(
-    plan: Plan, mode: str = "manual", *, programs: Sequence[Program] = (), chip: Chip | None = None
-) -> Level:
+def tpu_compiler(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
     """Compile the plan's step and hold it against the plan; raises `Unavailable` where the compiler is not there."""
-    started = time.perf_counter()
     try:
-        level = judge(packed(compile_plan(plan, programs, chip), programs, chip), mode)
+        return judge(packed(compile_plan(loaded)), options.mode)
     except CompileFailed as error:
-        level = verdict(LEVEL, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
-    return msgspec.structs.replace(level, seconds=time.perf_counter() - started)
+        return verdict(LEVEL, options.mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
 
 
-def packed(facts: Facts, programs: Sequence[Program] = (), chip: Chip | None = None) -> Facts:
+def packed(facts: Facts) -> Facts:
     """Where a step takes more than was promised: compiled once more, for devices with just so much HBM.
 
     With HBM to spare the compiler leaves gaps between buffers, up to half of all temporaries, and packs them where it
@@ -85,30 +84,28 @@ def packed(facts: Facts, programs: Sequence[Program] = (), chip: Chip | None = N
     if isinstance(facts.made, DoesNotFit) or facts.made.total_bytes <= promised * (1 + TOTAL_WITHIN):
         return facts
     try:
-        return replace(facts, packed=compile_plan(facts.plan, programs, chip, hbm_bytes=promised).made)
+        return replace(facts, packed=compile_plan(facts.loaded, hbm_bytes=promised).made)
     except CompileFailed:
         return facts
 
 
-def compile_plan(
-    plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None, hbm_bytes: float | None = None
-) -> Facts:
+def compile_plan(loaded: Loaded, hbm_bytes: float | None = None) -> Facts:
     """Compile the step of a plan at full size; nothing is allocated. Raises `Unavailable`, `CompileFailed`.
 
     `hbm_bytes`: of each device, where it is less than the slice's own.
     """
-    slice_ = parse_slice(plan.slice, chip)
-    mesh = build_mesh(plan.mesh, slice_, tpu_devices(slice_))
-    step, arguments = _step(plan, mesh, programs, chip)
-    return Facts(plan, compile_on(slice_, step, arguments, hbm_bytes=hbm_bytes), dict(mesh.shape))
+    slice_ = loaded.slice_
+    mesh = build_mesh(loaded.plan.mesh, slice_, tpu_devices(slice_))
+    step, arguments = _step(loaded, mesh)
+    return Facts(loaded, compile_on(slice_, step, arguments, hbm_bytes=hbm_bytes), dict(mesh.shape))
 
 
-def _step(plan: Plan, mesh: Any, programs: Sequence[Program], chip: Chip | None) -> tuple[Any, tuple[Any, ...]]:
+def _step(loaded: Loaded, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     from executor.run.engine import engine_of
     from executor.run.runnable import Options
 
-    engine = engine_of(plan, mesh, Options(capacity_factor=CAPACITY_FACTOR), programs, chip)
-    step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
+    engine = engine_of(loaded, mesh, Options(capacity_factor=CAPACITY_FACTOR))
+    step = engine.decode_step() if loaded.plan.phase == "decode" else engine.prefill_step()
     return step, engine.abstract_arguments()
 
 
@@ -205,8 +202,7 @@ def _cache_tensor_bytes(plan: Plan) -> float:
     found = []
     for layout in plan.layouts:
         if layout.cache_order:
-            specs = [s for n, s in plan.specs.items() if n in (f"{layout.component}/Kc", f"{layout.component}/Vc")]
-            found += [layout.layers * _local_bytes(s, sizes) for s in specs]
+            found += [layout.layers * _local_bytes(s, sizes) for s in plan.caches(layout.component).values()]
     return min(found, default=0.0)
 
 
@@ -254,8 +250,3 @@ def _where(op_name: str) -> str:
 
 def _shape(a: Array) -> str:
     return f"{a.shape.dtype}[{','.join(map(str, a.shape.dims))}]"
-
-
-def gb(nbytes: float) -> str:
-    """Bytes as GB (1e9)."""
-    return f"{nbytes / 1e9:.4f} GB"

@@ -120,11 +120,12 @@ def why_ended(log: str, came: str) -> str:
     if found := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
         return f"process {', '.join(re.findall(r'[0-9]+', found[1]))} ended before it was done, or answers no more"
     if "incarnation" in log:
-        return "two processes have the same --process-id"
+        return "two processes have the same process id"
     if found := re.search(r"Unexpected task registered with task=(\d+)", log):
-        return f"process {found[1]} is one too many for the coordinator: --processes must be the same everywhere"
+        expected = "the number of processes must be the same everywhere"
+        return f"process {found[1]} is one too many for the coordinator: {expected}"
     if "RegisterTask" in log and "DEADLINE_EXCEEDED" in log:
-        return f"not {came}: each needs the same --coordinator and --processes, and a --process-id of its own"
+        return f"not {came}: each needs the same coordinator and number of processes, and a process id of its own"
     if re.search(r"Socket closed|PollForError|UNAVAILABLE", log):
         return "process 0, the coordinator, ended before this one was done"
     lines = log.splitlines() or ["no reason was given"]

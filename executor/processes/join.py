@@ -10,91 +10,52 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from executor.devices import first_line
 from executor.processes.abort_guard import Apart, apart, why_ended
 from executor.processes.agreement import Alone, Together
+from executor.wording import first_line
 from mesh.errors import InputError
-from meshwright.parsing import whole
 
 TIMEOUT_S = 60
-VARIABLES = {
-    "--coordinator": "JAX_COORDINATOR_ADDRESS",
-    "--processes": "JAX_NUM_PROCESSES",
-    "--process-id": "JAX_PROCESS_ID",
-}
+HIGHEST_PORT = 65535
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """How this process finds the others. What is None, JAX asks the cluster for (TPU pods, Slurm, Kubernetes, MPI)."""
+    """How this process finds the others. What is None, JAX asks the cluster for (TPU pods, Slurm, Kubernetes, MPI).
+
+    `coordinator`: HOST:PORT at which process 0 listens. `process_id`: this process's number, from 0. `timeout_s`: how
+    long the others are waited for. Raises `InputError` on nonsense.
+    """
 
     coordinator: str | None = None
     processes: int | None = None
     process_id: int | None = None
     timeout_s: int = TIMEOUT_S
 
+    def __post_init__(self) -> None:
+        address = _ADDRESS.fullmatch(self.coordinator) if self.coordinator is not None else None
+        if self.coordinator is not None and not (address and 1 <= int(address[1]) <= HIGHEST_PORT):
+            expected = "expected HOST:PORT of process 0, such as 10.0.0.1:1234"
+            raise InputError(f"coordinator {self.coordinator!r}: {expected}", "coordinator")
+        if self.processes is not None and self.processes < 1:
+            raise InputError(f"processes {self.processes}: expected at least 1", "processes")
+        if self.process_id is not None and not 0 <= self.process_id < (self.processes or self.process_id + 1):
+            count = self.processes
+            expected = f"expected 0 to {count - 1} of {count} processes" if count else "expected 0 or more"
+            raise InputError(f"process_id {self.process_id}: {expected}", "process_id")
+        if self.timeout_s < 1:
+            raise InputError(f"timeout {self.timeout_s}: expected at least 1 second", "timeout")
+
     @property
     def came(self) -> str:
         """What joining is, in words."""
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
-
-
-def hosts_of(
-    options: Mapping[str, str | None],
-    *,
-    distributed: bool = False,
-    timeout: str = str(TIMEOUT_S),
-    environ: Mapping[str, str] = os.environ,
-) -> Hosts | None:
-    """What the options of `VARIABLES` say, the environment where they do not; None: this is the only process.
-
-    Without an option the environment counts only if it says everything. Raises `InputError`.
-    """
-    timeout_s = whole("--timeout", timeout)
-    if timeout_s < 1:
-        raise InputError(f"--timeout {timeout}: expected at least 1 second")
-    said = {name: options.get(name) or environ.get(variable) for name, variable in VARIABLES.items()}
-    missing = [f"{name} (or {VARIABLES[name]})" for name, text in said.items() if not text]
-    if not distributed and missing:
-        if not any(options.values()):
-            return None
-        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {_TOGETHER}")
-    numbers = {name: whole(name, text) for name, text in said.items() if text and name != "--coordinator"}
-    return _checked(
-        Hosts(
-            coordinator=said["--coordinator"] or None,
-            processes=numbers.get("--processes"),
-            process_id=numbers.get("--process-id"),
-            timeout_s=timeout_s,
-        )
-    )
-
-
-_TOGETHER = "each process needs --coordinator, --processes and --process-id, or --distributed in a cluster JAX knows"
-
-
-def _checked(hosts: Hosts) -> Hosts:
-    if hosts.coordinator and not (
-        (found := _ADDRESS.fullmatch(hosts.coordinator)) and 1 <= int(found[1]) <= _HIGHEST_PORT
-    ):
-        raise InputError(f"--coordinator {hosts.coordinator!r}: expected HOST:PORT of process 0, such as 10.0.0.1:1234")
-    if hosts.processes is not None and hosts.processes < 1:
-        raise InputError(f"--processes {hosts.processes}: expected at least 1")
-    if hosts.process_id is not None and not 0 <= hosts.process_id < (hosts.processes or hosts.process_id + 1):
-        expected = (
-            f"0 to {hosts.processes - 1}, as --processes is {hosts.processes}" if hosts.processes else "0 or more"
-        )
-        raise InputError(f"--process-id {hosts.process_id}: expected {expected}")
-    return hosts
-
-
-_HIGHEST_PORT = 65535
 
 
 @contextlib.contextmanager
@@ -153,7 +114,8 @@ def _reach(address: str, process_id: int | None, timeout_s: int) -> None:
             socket.create_server(("", int(port))).close()
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            raise InputError(f"--coordinator {address}: process 0 cannot listen there: {reason}") from None
+            said = f"coordinator {address}: process 0 cannot listen there: {reason}"
+            raise InputError(said, "coordinator") from None
         return
     until = time.monotonic() + timeout_s
     while process_id is not None:

@@ -7,7 +7,7 @@ An engine is of one phase: one of decode generates and takes in the prompts that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,19 +18,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import ArrayLike
 
+from executor.loaded import Loaded
 from executor.processes.process_arrays import put
 from executor.run.context import Array
 from executor.run.interpret import PartitionSpec, spec
 from executor.run.model_step import Tree, Whole, logits_of
 from executor.run.prompts import Prefilled, insert_all, zigzag
 from executor.run.runnable import Options, Stored, Unit, random_weight, units
-from mesh.chips import Chip
-from planner.plan.layout import Layout
-from planner.plan.layout_file import layout_of
-from planner.plan.plan import Plan
+from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
-from strategies.notation import Program
 
 _Shape: Any = jax.ShapeDtypeStruct  # its constructor has no types
 
@@ -204,7 +201,7 @@ class Engine:
 
 
 def engine(
-    layout: Layout,
+    layout: BoundLayout,
     model: Model,
     work: Workload,
     mesh: Mesh,
@@ -216,18 +213,11 @@ def engine(
     return Engine(model, work, mesh, units(layout, model, work, dict(mesh.shape), options, sequence or {}), options)
 
 
-def engine_of(
-    plan: Plan,
-    mesh: Mesh,
-    options: Options | None = None,
-    programs: Sequence[Program] = (),
-    chip: Chip | None = None,
-) -> Engine:
-    """An engine of a plan, for its padded batch; `chip`: of a chip file, where the plan was made with one."""
-    layout, _, work = layout_of(plan, programs, chip)
+def engine_of(loaded: Loaded, mesh: Mesh, options: Options | None = None) -> Engine:
+    """An engine of a plan, for its padded batch."""
+    plan = loaded.plan
     sequence = {one.component: one.sequence_order for one in plan.layouts if one.sequence_order}
-    padded = Workload(phase=work.phase, batches=(plan.padded_batch,), context=work.context, dtypes=work.dtypes)
-    return engine(layout, plan.model, padded, mesh, options, sequence)
+    return engine(loaded.layout, plan.model, loaded.padded_workload, mesh, options, sequence)
 
 
 def _heads(unit: Unit) -> int:

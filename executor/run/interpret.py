@@ -1,20 +1,18 @@
 """The third reader of a layout program: it runs. What runs is the text that was priced, step by step.
 
 `interpret` runs a bound program on the local arrays of one device, inside `jax.shard_map` or, where no mesh axis
-plays a role, on whole arrays without it. `run_sharded` wraps one program for whole arrays.
+plays a role, on whole arrays without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as _PartitionSpec
 
-from executor.run.context import Array, Context, Value, plain
+from executor.run.context import Context, Value
 from executor.run.steps import STEPS
 from strategies.notation import Program, Step, Tensor
 
@@ -39,8 +37,16 @@ def _run(step: Step, held: Mapping[str, Value], context: Context) -> tuple[Value
     try:
         return STEPS[step.op](step, context, tuple(_read(t, held, context) for t in step.inputs))
     except Exception as error:
-        error.add_note(f"in step: {step}")
+        error.add_note(f"{_IN_STEP}{step}")
         raise
+
+
+_IN_STEP = "in step: "
+
+
+def failed_step(error: BaseException) -> str | None:
+    """Which step an error of `interpret` arose in, as its note says; None where it arose in none."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_IN_STEP)), None)
 
 
 def _read(tensor: Tensor, held: Mapping[str, Value], context: Context) -> Value:
@@ -58,33 +64,3 @@ def results(program: Program) -> dict[str, Tensor]:
     """What a program gives: its output and the caches that it writes, with their types."""
     written = {t.name: t for step in program.steps for t in step.outputs}
     return {program.output.name: program.output} | {c: written[c] for c in program.cache if c in written}
-
-
-def completed(program: Program) -> Program:
-    """The program with its output's partial sum reduced by one more step, so that it can be looked at whole."""
-    output = program.output
-    if not output.partial:
-        return program
-    whole = replace(output, partial=())
-    step = Step("AllReduce", output.partial, (output,), (whole,))
-    return replace(program, steps=(*program.steps, step), output=whole)
-
-
-def run_sharded(program: Program, mesh: Mesh, context: Context, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a program whose output is no partial sum on whole arrays, and give its `results`, whole."""
-    context = replace(context, axes=dict(mesh.shape))
-    found = results(program)
-
-    def local(values: Mapping[str, Array], whole: Mapping[str, Array]) -> dict[str, Array]:
-        held = interpret(program, values, replace(context, whole=whole))
-        return {name: plain(held[name]) for name in found}
-
-    needed = {t.name: t for t in (program.input, *program.arguments) if t.name not in context.whole}
-    run = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=({name: spec(needed[name]) for name in values}, PartitionSpec()),
-        out_specs={name: spec(t) for name, t in found.items()},
-        check_vma=False,
-    )
-    return dict(jax.jit(run)(dict(values), dict(context.whole)))

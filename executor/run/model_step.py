@@ -111,7 +111,7 @@ def _run(
 
 def logits_of(body: Program) -> Tensor:
     """The tensor that the next token is chosen from."""
-    return next(step.inputs[0] for step in body.steps if step.op == "ArgMax")
+    return next(step.inputs[0] for step in reversed(body.steps) if body.output.name in (t.name for t in step.outputs))
 
 
 def _joined(made: Sequence[Tree]) -> Tree:

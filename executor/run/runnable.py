@@ -17,12 +17,13 @@ import numpy as np
 from executor.run.context import Array, Context
 from executor.run.interpret import results, spec
 from mesh.errors import InputError
-from planner.plan.layout import Bound, Layout, programs
 from strategies.components import Component
+from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
 from strategies.notation import Axes, LayoutError, Program, Tensor
-from strategies.tables.sizes import Fit, fit
+from strategies.readers.bound import Bound, programs
+from strategies.readers.sizes import Fit, fit
 
 DTYPES = {
     "f32": "float32",
@@ -100,7 +101,7 @@ def dtype_of(name: str) -> jnp.dtype:
 
 
 def units(
-    layout: Layout,
+    layout: BoundLayout,
     model: Model,
     work: Workload,
     axes: Mapping[str, int],
@@ -123,7 +124,7 @@ def units(
 
 @dataclass(frozen=True)
 class _Maker:
-    layout: Layout
+    layout: BoundLayout
     model: Model
     work: Workload
     axes: Mapping[str, int]

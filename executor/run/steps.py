@@ -2,7 +2,7 @@
 
 Each function takes a step of a bound program, the context, and the local arrays of the step's inputs, and gives
 those of its outputs. A collective step is one collective over all its tensors; nothing else communicates, but for
-what `strategies.readers.prices` prices: the statistics of AttendReduce and AttendScatter, the pairs of ArgMax, the
+what `strategies.prices` prices: the statistics of AttendReduce and AttendScatter, the pairs of ArgMax, the
 hops of RingAttend. Matmuls accumulate in float32; results have the dtype of the activations.
 """
 

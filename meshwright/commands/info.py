@@ -110,3 +110,25 @@ def explain(*, file: str, pick: int, style: str) -> None:
     path = Path(file)
     chosen = pick_plan(read_plan(path), path, pick)
     show(chosen, lambda: explanation(chosen), style)
+
+
+@command(
+    Argument("name", "[plan|fits|sensitivity|report|validation]", "Of which file.", required=False, default="plan"),
+    format_of(default="json"),
+)
+def schema(*, name: str, style: str) -> None:
+    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
+    from meshwright.reports import schema as report_schema
+
+    found = report_schema.schema_of(name, SCHEMAS)
+    show(found, lambda: report_schema.fields(found), style)
+
+
+SCHEMAS = {
+    "plan": "planner.plan.planfile:PlanFile",
+    "fits": "planner.fits.fits:Fits",
+    "sensitivity": "planner.sensitivity.types:SensitivityFile",
+    "validation": "planner.validate.scores:Validation",
+    "report": "executor.verdict:Report",
+}
+"""The type of each file that has a schema, loaded when asked for."""

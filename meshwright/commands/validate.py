@@ -30,8 +30,8 @@ def validate(
     """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
     from planner.files import write_whole
     from planner.plan.planfile import encode
-    from planner.validate.error_bars import error_bars
     from planner.validate.measured import MEASURED
+    from planner.validate.validate import error_bars
     from planner.validate.validate import validate as run
 
     folder = Path(data) if data else MEASURED
@@ -49,8 +49,7 @@ def validate(
 
 def _encoded(found: Validation, style: str) -> bytes:
     """The findings as text of that format."""
-    from meshwright.reports.validate import report
-    from meshwright.reports.validate_plot import svg
+    from meshwright.reports.validate import report, svg
     from planner.plan.planfile import encode
 
     if style == "svg":

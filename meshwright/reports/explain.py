@@ -11,9 +11,11 @@ from meshwright.reports.plan import assignment_text, bound_text, details, plan_t
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import GB, digits, ms, us
 from planner.plan.compare import hidden_s
-from planner.plan.plan import LayoutOf, Memory, Plan, StepPlan, TensorSpec
+from planner.plan.plan import Memory, Plan, StepPlan
+from strategies.layout import ComponentLayout
 from strategies.models.workload import Workload, layer_dims, vocab_dims
 from strategies.notation import Dim, Tensor, parse_step
+from strategies.readers.specs import TensorSpec
 
 _STEP_HEADERS = (
     "part", "step", "result on one device", "GFLOP", "HBM MB", "collective MB", "us", "of it ICI us", "bound by"
@@ -59,7 +61,7 @@ def check_plan(plan: Plan) -> None:
             raise InputError(f"the plan is not valid: the model has no layer group {group}")
 
 
-def dim_sizes(plan: Plan, layout: LayoutOf) -> dict[str, float]:
+def dim_sizes(plan: Plan, layout: ComponentLayout) -> dict[str, float]:
     """Sizes of a component's dims in this plan, after padding."""
     work = Workload(phase=plan.phase, batches=(plan.padded_batch,), context=plan.context, dtypes=plan.dtypes)
     group = plan.model.groups[layout.groups[0]] if layout.groups else None
@@ -85,14 +87,14 @@ def _local(dim: Dim, sizes: Mapping[str, float], ways: Mapping[str, int]) -> str
 
 def _steps(plan: Plan) -> Iterator[Block]:
     layouts = {layout.component: layout for layout in plan.layouts}
-    ways = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    ways = plan.mesh.sizes
     for component, found in groupby(plan.cost.steps, key=lambda step: step.component):
         steps, layout = tuple(found), layouts[component]
         sizes = dim_sizes(plan, layout)
         yield Table(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=frozenset({1, 2}))
 
 
-def _heading(layout: LayoutOf, steps: Sequence[StepPlan]) -> str:
+def _heading(layout: ComponentLayout, steps: Sequence[StepPlan]) -> str:
     order = [("cache", layout.cache_order), ("sequence shards", layout.sequence_order)]
     said = [f"{name} {value}" for name, value in order if value and layout.groups]
     about = ", ".join([f"program {layout.program}", assignment_text(layout), *said])
@@ -159,7 +161,7 @@ def _memory(memory: Memory) -> Table:
 
 
 def _specs(heading: str, specs: Mapping[str, TensorSpec], plan: Plan) -> Table:
-    ways = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    ways = plan.mesh.sizes
     rows = []
     for name, spec in specs.items():
         if not len(spec.dims) == len(spec.shape) == len(spec.axes):

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from meshwright.reports.text import Block, Lines, Table
 from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
 from planner.numbers import gb
-from planner.plan.roles_text import roles_over
 
 
 def report(found: Fits) -> list[Block]:
@@ -55,7 +54,7 @@ def _attention(of: Largest) -> str:
     if of.mesh is None:
         return ""
     cached = [one for one in of.layouts if one.component.startswith(("attention", "block"))]
-    return "; ".join(dict.fromkeys(roles_over(one, of.mesh) for one in cached))
+    return "; ".join(dict.fromkeys(one.roles_over(of.mesh) for one in cached))
 
 
 def runs_out_text(of: Largest) -> str:

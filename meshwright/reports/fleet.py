@@ -8,6 +8,7 @@ from meshwright.reports.plan import layout_text, mesh_text
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits, gb, ms
 from planner.plan.file_fleet import Fleet, FleetMember
+from planner.plan.file_proof import OPTIMAL
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile
 
@@ -110,7 +111,7 @@ def proof(fleet: Fleet) -> list[str]:
     """What is known of the objective."""
     p = fleet.proof
     found = f"{p.objective:,.6g} {fleet.objective}"
-    if p.status == "optimal":
+    if p.status == OPTIMAL:
         return [f"{found}: proved least of all fleets of these servers ({p.solver}, in {p.solver_s:.2f} s)"]
     ended = "interrupted" if p.interrupted or p.seconds is None else f"ended by --solver-seconds {p.seconds:g}"
     return [

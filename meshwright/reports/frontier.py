@@ -17,9 +17,8 @@ from meshwright.reports.plan import (
 )
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits, gb, ms
-from planner.plan.file_frontier import COST, Frontier, Point
 from planner.plan.plan import Plan
-from planner.plan.planfile import PlanFile
+from planner.plan.planfile import COST, Frontier, PlanFile, Point
 
 CSV_COLUMNS = (
     "plan", "slice", "chips", "batch", "step_s", "tokens_per_s", "tokens_per_s_per_chip",
@@ -87,7 +86,7 @@ def _lines(file: PlanFile, frontier: Frontier) -> list[str]:
 
 def _estimates(plans: Sequence[Plan]) -> Iterator[str]:
     """How those of each chip were made."""
-    for plan in {plan.slice.partition(":")[0]: plan for plan in reversed(plans)}.values():
+    for plan in {plan.chip_name: plan for plan in reversed(plans)}.values():
         for line in (accuracy_text(plan), *constants_of(plan)):
             yield f"{plan.slice.partition(':')[0]}: {line}"
 

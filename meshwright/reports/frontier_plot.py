@@ -14,8 +14,7 @@ from typing import Any
 
 from mesh.errors import InputError
 from meshwright.reports.plan import title
-from planner.plan.file_frontier import COST, Frontier, Point
-from planner.plan.planfile import PlanFile
+from planner.plan.planfile import COST, Frontier, PlanFile, Point
 
 SUFFIXES = ("svg", "png", "html")
 _SIZE_INCHES = (9.0, 6.0)

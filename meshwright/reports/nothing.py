@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mesh.version import VERSION
 from meshwright.reports.plan import rejected_table
 from meshwright.reports.text import Block
 from planner.best.nothing import NothingFits
 from planner.plan.planfile import SCHEMA
-from planner.version import VERSION
 
 
 def line(nothing: NothingFits) -> str:

@@ -7,10 +7,12 @@ from math import nan
 
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits, gb, ms
+from planner.plan.accuracy import whose_constants
 from planner.plan.compare import QUANTITIES, Comparison, compare
-from planner.plan.plan import Constant, LayoutOf, Plan
+from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
+from strategies.layout import ComponentLayout
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = ("attention", "MLP")
@@ -78,7 +80,7 @@ def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
 
 def dollars(plan: Plan, prices: Prices) -> float:
     """What a million tokens of the plan cost."""
-    price = price_of(prices, plan.slice.partition(":")[0])
+    price = price_of(prices, plan.chip_name)
     return nan if price is None else dollars_per_million_tokens(price, plan.throughput.tokens_per_s_per_chip)
 
 
@@ -94,7 +96,7 @@ def bound_text(bound: str) -> str:
 
 def mesh_text(plan: Plan) -> str:
     """The mesh's axes with their sizes: `X4 Y4`."""
-    sizes = zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False)
+    sizes = plan.mesh.sizes.items()
     return " ".join(f"{name}{size}" for name, size in sizes) or "one device"
 
 
@@ -107,13 +109,13 @@ def layout_text(plan: Plan, column: str) -> str:
     return "; ".join(f"{lay.component} {roles_text(lay)}" for lay in found)
 
 
-def roles_text(layout: LayoutOf) -> str:
+def roles_text(layout: ComponentLayout) -> str:
     """The program, where its name says more than the component's, and each mesh axis's role: `X:N+K Y:D+B`."""
     plain = layout.component.startswith(layout.program)
     return assignment_text(layout) if plain else f"{layout.program} {assignment_text(layout)}"
 
 
-def assignment_text(layout: LayoutOf) -> str:
+def assignment_text(layout: ComponentLayout) -> str:
     """Each mesh axis's role: `X:N+K Y:D+B`."""
     roles = (f"{axis}:{'idle' if role == '-' else role}" for axis, role in layout.assignment.items())
     return " ".join(roles) or "whole"
@@ -133,7 +135,7 @@ def pieces_text(plan: Plan, number: int) -> str:
 
 def details(plan: Plan) -> list[str]:
     """Where the mesh lies in the torus, what cuts the residual stream, and what was padded."""
-    axes = enumerate(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=False))
+    axes = enumerate(plan.mesh.sizes.items())
     mesh = "; ".join(f"{name}{size} = {pieces_text(plan, number)}" for number, (name, size) in axes)
     cuts = ", ".join(f"{dim} over {''.join(axes)}" for dim, axes in plan.residual.items() if axes)
     lines = [f"mesh: {mesh or 'one device'}", f"residual stream: {cuts or 'whole on every device'}"]
@@ -219,23 +221,10 @@ def constants_of(best: Plan) -> list[str]:
     """What the estimates take programs to reach, and whether that was measured."""
     reached = best.reached
     if reached is None:
-        return constants_lines(best.constants)
+        return [whose_constants(best.constants)]
     return [
         f"estimates take programs to reach {reached.hbm:.1%} of the data sheet's HBM bandwidth, {reached.matmul:.1%} "
         f"of its FLOP/s, {reached.link:.1%} of its ICI bandwidth, {reached.hop:.2f} of its hop latency, and "
         f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
-        *(constants_lines(best.constants) if any(c.calibrated for c in best.constants) else []),
+        *([whose_constants(best.constants)] if any(c.calibrated for c in best.constants) else []),
     ]
-
-
-def constants_lines(constants: Sequence[Constant]) -> list[str]:
-    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
-    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
-    measured = [c for c in timed if c.calibrated]
-    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
-    if not measured:
-        return ["times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"]
-    if len(measured) == len(timed):
-        return [f"times are {how}; `explain` lists the constants, and how well each fits"]
-    others = ", ".join(c.name for c in timed if not c.calibrated)
-    return [f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 _NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?%?|-|")
 
@@ -31,7 +32,7 @@ Block = Lines | Table
 
 
 def render(blocks: Sequence[Block], style: str) -> str:
-    """The blocks as plain text (`table`) or `markdown`, with a final newline."""
+    """The blocks as plain text (`table`), `markdown` or `html`, with a final newline."""
     return "\n\n".join(_block(block, style) for block in blocks if _has_content(block)) + "\n"
 
 
@@ -39,12 +40,18 @@ def _has_content(block: Block) -> bool:
     return bool(block.rows if isinstance(block, Table) else block.lines)
 
 
+_HEADINGS = {"markdown": "## {}\n\n", "html": "<h4>{}</h4>\n"}
+
+
 def _block(block: Block, style: str) -> str:
-    heading = (f"## {block.heading}\n\n" if style == "markdown" else f"{block.heading}\n") if block.heading else ""
+    text = escape(block.heading) if style == "html" else block.heading
+    heading = _HEADINGS.get(style, "{}\n").format(text) if text else ""
     return heading + (_table(block, style) if isinstance(block, Table) else _lines(block, style))
 
 
 def _lines(block: Lines, style: str) -> str:
+    if style == "html":
+        return "<br>".join(map(escape, block.lines))
     if style == "markdown":
         return "\n".join(f"- {line}" for line in block.lines)
     return "\n".join(f"  {line}" if block.heading else line for line in block.lines)
@@ -58,7 +65,7 @@ def _table(block: Table, style: str) -> str:
     return tabulate(
         rows,
         headers=[_cell(header, markdown, False) for header in block.headers],
-        tablefmt="pipe" if markdown else "simple",
+        tablefmt={"markdown": "pipe", "html": "html"}.get(style, "simple"),
         disable_numparse=True,
         colalign=[_alignment(block.rows, i) for i in range(len(block.headers))],
     )

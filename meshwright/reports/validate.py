@@ -1,10 +1,13 @@
-"""The report of `validate`: a line per data set, then what each one's points say."""
+"""The report of `validate`: a line per data set, then what each one's points say; and its plot, as SVG."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from typing import Any
 
 from mesh.chips import Reached
+from mesh.errors import InputError
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits
 from planner.validate.scores import (
@@ -22,6 +25,7 @@ from planner.validate.scores import (
 
 UNITS = {"s": ("ms", 1e3), "tokens": ("tokens", 1.0), "tokens/s": ("tokens/s", 1.0), "per s": ("T/s", 1e-12)}
 _CONSTANTS = ("constants", "of", "HBM", "matmul", "link", "hop", "launch us", "fitted to")
+_MARKS = {SHEET: ("x", "C7"), CHIP: ("s", "C1"), CALIBRATED: ("o", "C0")}
 _SHEET = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 
@@ -145,3 +149,41 @@ def _verdict(found: Validation) -> Lines:
     missed = [f"{one.name}: {t.what}" for one in found.sets for t in one.targets if not t.met]
     many = sum(len(one.targets) for one in found.sets)
     return Lines("", [f"targets missed: {', '.join(missed)}" if missed else f"all {many} targets are met"])
+
+
+def svg(found: Validation) -> bytes:
+    """One panel per data set of seconds, both axes logarithmic; raises `InputError` without matplotlib, loaded here."""
+    timed = [one for one in found.sets if one.unit == "s"]
+    if not timed:
+        raise InputError(
+            "--format svg: these data sets hold no seconds; expected one that does, such as llama3-70b-v5e16"
+        )
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError(
+            "--format svg needs matplotlib, which is not installed: pip install 'meshwright[plot]'"
+        ) from None
+    with matplotlib.rc_context({"svg.hashsalt": "meshwright", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(5.5 * len(timed), 5.5), layout="constrained")
+        for panel, one in zip(figure.subplots(1, len(timed), squeeze=False)[0], timed, strict=True):
+            _draw(panel, one)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue()
+
+
+def _draw(panel: Any, one: SetScore) -> None:
+    measured = [point.measured * 1e3 for point in one.points]
+    ends = [min(measured) / 1.5, max(measured) * 1.5]
+    panel.plot(ends, ends, color="black", linewidth=0.8, label="as measured")
+    for share in (0.85, 1.15):
+        panel.plot(ends, [share * end for end in ends], color="black", linewidth=0.5, linestyle=":")
+    for constants, (mark, color) in _MARKS.items():
+        predicted = [point.predicted[constants] * 1e3 for point in one.points]
+        filled = color if constants == CALIBRATED else "none"
+        edge = {"color": color} if mark == "x" else {"edgecolors": color, "facecolors": filled}
+        panel.scatter(measured, predicted, marker=mark, s=22, label=f"{constants} constants", **edge)
+    panel.set(xscale="log", yscale="log", xlabel="measured ms", ylabel="predicted ms", title=one.name)
+    panel.legend(frameon=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from executor.levels.verdict import FAILED, SKIPPED, TOLD, Level, Report
+from executor.verdict import FAILED, SKIPPED, TOLD, Level, Report
 from meshwright.reports.text import Block, Lines, Table
 from planner.numbers import digits
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from planner.best.sweep import Sweep
-from planner.candidate import Candidate, problem_of
 from planner.cpsat.rows import boards
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Solved, Solver
 from planner.query.query import CP_SAT, Progress, Query, silent
+from planner.search.candidate import Candidate, problem_of
 from planner.search.mesh_search import Board
 from planner.search.problem import Found
 

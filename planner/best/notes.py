@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from planner.plan.compare import cache_copies
-from planner.plan.layout import Layout, from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import estimate_s, price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.components import Component, components
+from strategies.layout import BoundLayout, bind_layout
 from strategies.models.models import Model
 from strategies.notation import LayoutError, Program
 
 SHORT_CONTEXT = 128
 LONGEST_CONTEXT = 1 << 22
-_CUTS_CACHE = ("B", "S", "K")
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,22 @@ class _Study:
         roles = _without_copies(self.problem, parts) if fixed else self.problem.fixed
         return replace(self.problem, work=work, components=parts, fixed=roles)
 
-    def best(self, context: int, fixed: bool = False) -> tuple[Choice, Layout] | None:
+    def best(self, context: int, fixed: bool = False) -> tuple[Choice, BoundLayout] | None:
         problem = self.at(context, fixed)
         choices = search(problem, 1).choices.get(self.batch)
-        return (choices[0], from_choice(choices[0], problem.components)) if choices else None
+        return (choices[0], from_choice(choices[0], problem)) if choices else None
 
-    def price(self, layout: Layout, padded: int, context: int) -> Plan:
+    def price(self, layout: BoundLayout, padded: int, context: int) -> Plan:
         problem, layout = self._posed(layout, context)
         return price_layout(layout, problem.slice_, self.model, problem.work, self.batch, padded, problem.fast)
 
-    def seconds(self, layout: Layout, padded: int, context: int) -> float:
+    def seconds(self, layout: BoundLayout, padded: int, context: int) -> float:
         problem, layout = self._posed(layout, context)
         return estimate_s(layout, problem.slice_, padded, problem.fast)
 
-    def _posed(self, layout: Layout, context: int) -> tuple[Problem, Layout]:
+    def _posed(self, layout: BoundLayout, context: int) -> tuple[Problem, BoundLayout]:
         problem = self.at(context)
-        parts = {c.name: c for c in problem.components}
-        assigned = tuple(
-            replace(a, component=parts[a.component.name], body=parts[a.component.name].body(a.body.name))
-            for a in layout.assigned
-        )
-        return problem, replace(layout, assigned=assigned)
+        return problem, bind_layout(layout.layout, problem.components)
 
 
 def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
@@ -66,13 +61,13 @@ def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], ch
         return None
     study = _Study(problem, model, programs, plan.batch)
     copies = cache_copies(plan)
-    mine = (choice, from_choice(choice, problem.components))
+    mine = (choice, from_choice(choice, problem))
     if copies > 1:
         return _note_of_copies(study, plan, mine, copies)
     return _note_of_one_copy(study, plan, mine)
 
 
-def _note_of_copies(study: _Study, plan: Plan, mine: tuple[Choice, Layout], copies: int) -> str:
+def _note_of_copies(study: _Study, plan: Plan, mine: tuple[Choice, BoundLayout], copies: int) -> str:
     says = f"KV cache: each entry is held on {copies} devices"
     other = study.best(plan.context, fixed=True)
     if other is None:
@@ -83,7 +78,7 @@ def _note_of_copies(study: _Study, plan: Plan, mine: tuple[Choice, Layout], copi
     return f"{says}; the best layout that holds it once is {slower:.2%} slower here: {until}"
 
 
-def _note_of_one_copy(study: _Study, plan: Plan, mine: tuple[Choice, Layout]) -> str:
+def _note_of_one_copy(study: _Study, plan: Plan, mine: tuple[Choice, BoundLayout]) -> str:
     says = "KV cache: no entry is held twice"
     short = study.best(SHORT_CONTEXT) if plan.context > SHORT_CONTEXT else None
     if short is None:
@@ -96,7 +91,7 @@ def _note_of_one_copy(study: _Study, plan: Plan, mine: tuple[Choice, Layout]) ->
 
 
 def _switch(
-    study: _Study, copied: tuple[Choice, Layout], single: tuple[Choice, Layout], low: int, high: int
+    study: _Study, copied: tuple[Choice, BoundLayout], single: tuple[Choice, BoundLayout], low: int, high: int
 ) -> int | None:
     """The least context at which the layout with one copy is the faster of the two; None if there is none."""
 
@@ -124,8 +119,8 @@ def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str,
     """Roles that cut the cache, for every axis of every component that has one."""
     found = {name: dict(axes) for name, axes in problem.fixed.items()}
     for component in parts:
-        if component.kind in ("attention", "block"):
-            roles = {r.name for b in component.bodies for r in b.parts[0].program.roles if r.cache in _CUTS_CACHE}
+        roles = {b.role_name(axis) for b in component.bodies for t in b.caches for d in t.dims for axis in d.axes}
+        if roles:
             for axis in range(len(problem.slice_.axes)):
                 before = found.setdefault(component.name, {}).get(axis)
                 found[component.name][axis] = frozenset(roles if before is None else roles & before)

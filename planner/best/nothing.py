@@ -8,10 +8,10 @@ from itertools import combinations
 
 from mesh.errors import InputError, MeshwrightError
 from mesh.slices import Slice, slices_of
-from planner.candidate import Candidate
 from planner.plan.planfile import Example, Rejected, Search
 from planner.query.query import Query
 from planner.query.targets import Target, Targets
+from planner.search.candidate import Candidate
 from planner.search.problem import OVER_MEMORY, Found, make_problem
 from planner.search.search import search
 

@@ -46,7 +46,7 @@ def dcn_token_bytes_per_s(plan: Plan) -> float:
 
     A decode step takes a token of each sequence and gives one; a prefill takes the prompts and gives one of each.
     """
-    given = plan.throughput.tokens_per_s / (plan.context if plan.phase == "prefill" else 1)
+    given = plan.throughput.tokens_per_s / plan.tokens_per_sequence
     return TOKEN_BYTES * (plan.throughput.tokens_per_s + given)
 
 
@@ -63,7 +63,7 @@ def _dcn_note(plan: Plan) -> str:
         f"{plan.num_slices} slices, data parallel: each runs its part of the batch, and only token ids cross DCN, "
         f"{dcn_token_bytes_per_s(plan) / 1e6:.3g} MB/s in all"
     )
-    name = plan.slice.partition(":")[0]
+    name = plan.chip_name
     chip = load_chip(name) if name in chip_names() else None
     if chip is None or chip.dcn_bytes_per_s is None:
         return says

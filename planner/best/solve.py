@@ -6,19 +6,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mesh.version import VERSION
 from planner.best.notes import cache_note
 from planner.best.nothing import NothingFits, check_targets, meeting, nothing_fits, rejected, why_none
 from planner.best.replicas import replicated
 from planner.best.sweep import sweep
-from planner.candidate import Candidate, price_candidate
 from planner.parallel import meanwhile
 from planner.plan.plan import Plan
 from planner.plan.planfile import SCHEMA, PlanFile
 from planner.query.query import EXHAUSTIVE, Progress, Query, silent
 from planner.query.targets import OBJECTIVES
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Found, Problem
 from planner.search.search import search
-from planner.version import VERSION
 
 
 def make_plan(query: Query, progress: Progress = silent) -> PlanFile:

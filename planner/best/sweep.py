@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, problem_of
 from planner.parallel import in_parallel
 from planner.plan.file_proof import Solver, proved
 from planner.plan.planfile import INTERRUPTED, Search
 from planner.query.query import CP_SAT, EXHAUSTIVE, Progress, Query, silent
+from planner.search.candidate import Candidate, problem_of
 from planner.search.meshes import meshes
 from planner.search.problem import Found, Problem
 from planner.search.residuals import CODES

@@ -30,17 +30,18 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
 from planner.cpsat.phase_rows import Side, by_place, least_by_cut, same_mesh, sides_of
 from planner.cpsat.rows import SLACK, boards
 from planner.cpsat.solver import Ended, run
 from planner.cpsat.specs import Stored
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
-from planner.plan.layout import NAMES, Assigned, Layout
-from planner.plan.plan import Plan, TensorSpec
+from planner.plan.plan import Plan
 from planner.query.query import CP_SAT, Query, check_solver
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Found, make_problem
+from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.workload import LARGEST_CONTEXT, check_count
+from strategies.notation import SEQUENCE
 
 if TYPE_CHECKING:
     from planner.cpsat.pair_model import Half, PairModel
@@ -60,17 +61,16 @@ class SharedCandidate(Candidate):
 
     order: tuple[int, ...]
 
-    def layout(self) -> Layout:
+    def layout(self) -> BoundLayout:
         """The layout of the choice, with one mesh axis for each piece, major first."""
-        mesh, place = self.choice.mesh, by_place(self.choice.mesh)
-        names = NAMES[: len(mesh)]
-        assigned = tuple(
+        place = by_place(self.choice.mesh)
+        mesh = mesh_of(self.slice_, [(self.choice.mesh[i],) for i in place])
+        assigned = [
             Assigned(c, c.body(p.body), tuple(p.axes[i] for i in place))
             for c, p in zip(self.problem.components, self.choice.picks, strict=True)
-        )
-        order = tuple(names[place.index(i)] for i in self.order)
-        residual = tuple(self.choice.residual[i] for i in place)
-        return Layout(tuple(names), tuple((mesh[i],) for i in place), residual, assigned, order)
+        ]
+        order = [mesh.axis_names[place.index(i)] for i in self.order]
+        return lay_out(mesh, [self.choice.residual[i] for i in place], assigned, order)
 
 
 Pair = tuple[SharedCandidate, SharedCandidate, Proof]
@@ -147,11 +147,11 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     """Raise `RuntimeError` unless the plans store the weights alike (and the caches, if `equal`) and fit together."""
     for name, spec in decode.specs.items():
         short = name.rpartition("/")[2]
-        if short == "norm" or (short in ("Kc", "Vc") and cache != "equal"):
+        if short == "norm" or (spec.is_cache and cache != "equal"):
             continue
         other = prefill.specs[name]
-        if short in ("Kc", "Vc"):
-            same = all(_axes(spec, dim) == _axes(other, dim) for dim in "BKS") and not _axes(spec, "S")
+        if spec.is_cache:
+            same = all(spec.cut_by(dim) == other.cut_by(dim) for dim in spec.dims) and not spec.cut_by(SEQUENCE)
         else:
             same = spec == other
         if not same:
@@ -159,10 +159,6 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     usable = decode.memory.usable_bytes
     if pair_bytes(prefill, decode) > usable * (1 + SLACK):
         raise RuntimeError(f"CP-SAT found a pair of {pair_bytes(prefill, decode)} bytes; {usable} are usable")
-
-
-def _axes(spec: TensorSpec, dim: str) -> tuple[str, ...]:
-    return spec.axes[spec.dims.index(dim)]
 
 
 class _Search:

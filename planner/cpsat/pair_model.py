@@ -47,7 +47,7 @@ class Half:
         stored = sum(float(side.weights[i][a] + side.kv[i][a]) for i, a in enumerate(at))
         total = stored + max(float(side.peak[i][a]) for i, a in enumerate(at)) + side.held(block.residual) + side.norms
         rows = [int(side.rows[i][a]) for i, a in enumerate(at)]
-        return side.board._choice(block.state, side.column, rows, self.cost_s / side.factor, total)
+        return side.board.choice(block.state, side.column, rows, self.cost_s / side.factor, total)
 
 
 class PairModel:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from planner.cpsat.rows import SLACK
 from planner.cpsat.specs import Specs, Stored, specs_of, unordered, weights_of
-from planner.plan.norms import norm_bytes
 from planner.search.mesh_search import Board
 from planner.search.meshes import Mesh
 from planner.search.pareto import Options
 from planner.search.residuals import CODES
-from strategies.readers.rates import Floats, Ints, tabulate_rates
+from strategies.readers.memory import norm_bytes
+from strategies.readers.rates import Floats, Ints
 
 
 @dataclass(eq=False)
@@ -50,9 +50,7 @@ class Side:
     found: dict[tuple[int, int, int], Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        board, fast = self.board, self.board.problem.fast
-        rates = tabulate_rates(board.problem.slice_, [[piece] for piece in board.mesh])
-        batches = np.array([[padded for _, padded in board.pairs]], dtype=np.int64)
+        board, fast, rates, batches = self.board, self.board.problem.fast, self.board.rates, self.board.batches
         for i, joined in enumerate(board.joined):
             specs = specs_of(joined, rates, batches, self.column, self.caches)
             weights = weights_of(joined, rates, fast, batches, self.column)
@@ -72,14 +70,9 @@ class Side:
         return [int(c) for c in self.board.state.cuts[residual]]
 
     def _seconds(self, i: int, rows: Ints) -> Floats:
-        """[rows, residuals]: of all layers, glue included."""
-        joined, column, face = self.board.joined[i], self.column, self.board.joined[i].face[rows]
-        seconds = np.full((len(rows), len(self.board.state.cuts)), np.inf)
-        for residual in range(seconds.shape[1]):
-            early_s, late_s = self.board.glue[i].of(residual, column)
-            early, late = joined.early_s[rows, column] + early_s[face], joined.late_s[rows, column] + late_s[face]
-            seconds[:, residual] = np.where(np.isfinite(late), np.maximum(early, late), np.inf)
-        return joined.component.times * seconds
+        """[rows, residuals]: of all layers, reshards included."""
+        residuals = range(len(self.board.state.cuts))
+        return np.column_stack([self.board.seconds(i, rows, residual, self.column) for residual in residuals])
 
     def _cuts(self, i: int, rows: Ints) -> Ints:
         residual = self._residual(0)
@@ -118,7 +111,7 @@ class Side:
         for state, residual in enumerate(states.residual.tolist()):
             sums = [s[:, residual] + b for s, b in zip(self.seconds, beside, strict=True)]
             for i, one in enumerate(sums):
-                allowed = self.board._allowed(i, residual, states.prefixes[state : state + 1])[0]
+                allowed = self.board.allowed(i, state)
                 one[~allowed[self.board.joined[i].face[self.rows[i]]]] = np.inf
             least = [float(one.min()) if len(one) else np.inf for one in sums]
             slack = limit * (1 + SLACK) - sum(least) if np.isfinite(limit) else np.inf
@@ -207,7 +200,7 @@ def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
 
 def _cuts_sequence(stored: Stored) -> bool:
     """Whether a cache is cut over S: a prefill keeps positions in zigzag order, a decode striped; never alike."""
-    return any(not shape and bool(cuts[2]) for _, shape, cuts in stored)
+    return any(not shape and bool(cuts[-1]) for _, shape, cuts in stored)
 
 
 def same_mesh(prefill: Sequence[Board], decode: Sequence[Board]) -> Iterator[tuple[Board, Board]]:

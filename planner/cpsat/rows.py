@@ -24,9 +24,8 @@ from planner.search.mesh_search import Board
 from planner.search.meshes import meshes
 from planner.search.pareto import Options
 from planner.search.problem import Choice, Found, Problem
-from planner.search.residuals import states
-from planner.search.search import columns, price_tables
-from strategies.readers.rates import Ints, tabulate_rates
+from planner.search.search import board_of, columns
+from strategies.readers.rates import Ints
 
 SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are kept
 
@@ -65,7 +64,7 @@ class Block:
         picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
         step_s = sum(float(o.seconds[0]) for o in picked)
         total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.held
-        return self.board._choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
+        return self.board.choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
 
     def least_memory(self, usable: float) -> tuple[int, ...] | None:
         """Options that fit, of those that need the least for some largest working set the fastest; None: none fit."""
@@ -90,9 +89,8 @@ class Block:
 
     def name(self, i: int, row: int) -> tuple[str, tuple[str, ...]]:
         """The body and roles of an option of component i."""
-        joined, at = self.board.joined[i], int(self.options[i].row[row])
-        table = joined.tables[joined.table_of[at]]
-        return table.body.name, tuple(table.choices[c] for c in table.rows[joined.row_of[at]])
+        pick = self.board.joined[i].pick(int(self.options[i].row[row]))
+        return pick.body, pick.axes
 
 
 def within(options: Sequence[Options], most_s: float) -> list[Options]:
@@ -123,14 +121,10 @@ def seconds_of(block: Block, rows: Sequence[int]) -> float:
 def boards(problem: Problem, found: Found) -> list[Board]:
     """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
     pairs = columns(problem.work.batches, problem.slice_.devices)
-    batches: Ints = np.array([[padded for _, padded in pairs]], dtype=np.int64)
     result = []
     for mesh in meshes(problem.slice_, problem.cuts):
-        rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
-        joined = price_tables(problem, mesh, rates, batches, found)
-        if joined is not None:
-            state = states(len(mesh), problem.work.phase)
-            board = Board(problem, mesh, joined, state, rates, batches, pairs)
+        board = board_of(problem, mesh, pairs, found)
+        if board is not None:
             found.candidates += board.candidates()
             found.evaluations += board.evaluations
             result.append(board)
@@ -168,7 +162,7 @@ def _places(boards: Sequence[Board], batch: int) -> Iterator[tuple[float, Rows, 
         if wanted == batch
     ]
     in_order = [
-        [(least_s, number, state) for least_s, state in rows.board._in_order(rows.column)]
+        [(least_s, number, state) for least_s, state in rows.board.in_order(rows.column)]
         for number, rows in enumerate(every)
     ]
     for least_s, number, state in sorted(chain(*in_order)):
@@ -188,7 +182,7 @@ class Rows:
 
         With `ties` also the options that are as fast and as much stored as one on the front. None where there are none.
         """
-        options = [self._options(i, state) for i in range(len(self.rows))]
+        options = [self.board.options(i, rows, state, self.column) for i, rows in enumerate(self.rows)]
         if not all(len(o.row) for o in options):
             return None
         options = within(options, most_s)
@@ -198,19 +192,6 @@ class Rows:
         if ties:
             fronts = [_with_ties(o, front) for o, front in zip(options, fronts, strict=True)]
         return Block(self.board, self.column, state, tuple(fronts))
-
-    def _options(self, i: int, state: int) -> Options:
-        """Rows of component i that a state allows, with seconds of all its layers, glue included."""
-        board, rows, column = self.board, self.rows[i], self.column
-        joined, glue, residual = board.joined[i], board.glue[i], int(board.state.residual[state])
-        allowed = board._allowed(i, residual, board.state.prefixes[state : state + 1])[0]
-        rows = rows[allowed[joined.face[rows]]]
-        face = joined.face[rows]
-        early_s, late_s = glue.of(residual, column)
-        early, late = joined.early_s[rows, column] + early_s[face], joined.late_s[rows, column] + late_s[face]
-        possible = np.isfinite(late)
-        rows, seconds = rows[possible], joined.component.times * np.maximum(early, late)[possible]
-        return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
 
 
 def all_rows(board: Board, column: int) -> Rows:

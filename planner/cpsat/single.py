@@ -21,31 +21,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mesh.errors import InputError
-from planner.cpsat.rows import SLACK, Block, Reduced, all_rows, boards, reduce_blocks
+from planner.cpsat.rows import SLACK, Block, Reduced, all_rows, reduce_blocks
 from planner.cpsat.solver import Ended, Scale, run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
-from planner.query.query import CP_SAT, check_solver
 from planner.search.mesh_search import Board
-from planner.search.problem import Choice, Found, Problem, order_key
+from planner.search.problem import Choice, order_key
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
-
-
-def solve_coupled(
-    problem: Problem, seconds: float | None = None, *, cutoff: bool = True
-) -> tuple[Choice | None, Proof]:
-    """The best layout of a problem with one batch, proved by CP-SAT, or the best within `seconds` of solving.
-
-    `cutoff=False` leaves every state to the solver, also those that bounds exclude. None where nothing fits (status
-    `infeasible`) or nothing was found in time (`unknown`). Raises `InputError` on a limit that is no time.
-    """
-    if len(problem.work.batches) != 1:
-        raise InputError(f"batches {problem.work.batches}: expected one batch; solve each on its own")
-    check_solver(CP_SAT, seconds)
-    found = Found()
-    return solve_batch(boards(problem, found), problem.work.batches[0], seconds, cutoff)
 
 
 def solve_batch(

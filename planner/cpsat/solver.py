@@ -8,7 +8,7 @@ multiplied by a power of two and rounded up, which is exact for whole bytes and 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, frexp
 from typing import TYPE_CHECKING
@@ -71,24 +71,41 @@ class Ended:
         """The place of the literal that holds."""
         return next(n for n, literal in enumerate(literals) if self.solver.boolean_value(literal))
 
+    def values(self, variables: Sequence[cp_model.IntVar]) -> tuple[int, ...] | None:
+        """The solution's values of these; None where there is no solution."""
+        return tuple(self.solver.value(one) for one in variables) if self.found else None
 
-def run(model: cp_model.CpModel, seconds: float | None = None) -> Ended:
+
+def run(
+    model: cp_model.CpModel,
+    seconds: float | None = None,
+    *,
+    effort: float | None = None,
+    linearization: int | None = None,
+    seed: int = SEED,
+) -> Ended:
     """Solve on one worker with a fixed seed: the same model gives the same answer, on any number of cores.
 
-    Where `seconds` of wall time are over, or at an interrupt (Ctrl-C), the best so far is what it ends with.
+    Where `seconds` of wall time are over, or at an interrupt (Ctrl-C), the best so far is what it ends with. `effort`:
+    a limit in the solver's deterministic seconds, which does not depend on the machine. `linearization`: how much of
+    the model its linear relaxation has (None: the solver's default).
     """
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.random_seed = SEED
+    solver.parameters.random_seed = seed
     solver.parameters.catch_sigint_signal = False
     solver.parameters.relative_gap_limit = 0.0
     # A presolve rule of OR-Tools 9.15 sums coefficients in 32 bits and then loses solutions (google/or-tools issue
     # 5293); with a work limit of 0 it never runs.
     solver.parameters.presolve_inclusion_work_limit = 0
     if seconds is not None:
-        solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.max_time_in_seconds = max(0.0, seconds)
+    if effort is not None:
+        solver.parameters.max_deterministic_time = effort
+    if linearization is not None:
+        solver.parameters.linearization_level = linearization
     codes: list[int] = []
     interrupted = _wait(lambda: codes.append(int(solver.solve(model))), solver.stop_search)
     names = {

@@ -15,16 +15,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.plan.specs import cache_types
 from planner.search.component_rows import Joined
 from planner.search.residuals import CODES
-from strategies.bind import _Order
-from strategies.notation import Axes, Program, Tensor
+from strategies.bind import axis_runs
+from strategies.notation import SEQUENCE, Axes, Program, Tensor
 from strategies.readers.cost import Speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import weight_bytes
 from strategies.readers.rates import Floats, Ints, Rates
-from strategies.tables.assignments import fit_part, masks_of
-from strategies.tables.tables import scope_of
+from strategies.tables.assignments import masks_of
 
 Groups = tuple[tuple[int, ...], ...]
 Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
@@ -41,8 +40,7 @@ class Run:
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[Run, ...], ...]:
-    order = _Order(program, {}, None)
-    return tuple(tuple(Run(tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+    return tuple(tuple(Run(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
@@ -52,7 +50,7 @@ def weight_types(program: Program) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Specs:
-    """Specs of a component's rows at one padded batch. `caches`: also of the caches' dims B, K and S."""
+    """Specs of a component's rows at one padded batch. `caches`: also of the caches, the sequence last."""
 
     joined: Joined
     sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
@@ -70,9 +68,9 @@ class Specs:
             for t in weight_types(part.program):
                 shape = tuple(int(sizes[d.name][at]) for d in t.dims)
                 found.append((t.name, shape, self._cuts(part.program, t, plays, residual)))
-            for t in cache_types(part.program) if self.caches else ():
+            for t in part.program.caches if self.caches else ():
                 cuts = dict(zip(t.names, self._cuts(part.program, t, plays, residual), strict=True))
-                found.append((t.name, (), tuple(cuts[dim] for dim in "BKS")))
+                found.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
         return tuple(sorted(found))
 
     @staticmethod

@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from mesh.slices import Slice
+from mesh.version import VERSION
 from planner.parallel import in_parallel
-from planner.plan.layout import from_choice
-from planner.plan.plan import LayoutOf, Memory, MeshAxes, Plan, Value
+from planner.plan.plan import Memory, Plan, Value
 from planner.plan.pricing import price_layout
 from planner.query.query import Progress, Query, silent
 from planner.query.slices import in_order
+from planner.search.chosen_layout import from_choice
 from planner.search.footprint import Footprints, Key
 from planner.search.largest import batch_key, context_key, largest_batch, largest_context
 from planner.search.problem import Choice, Problem, make_problem
 from planner.search.search import columns
-from planner.version import VERSION
+from strategies.layout import ComponentLayout, MeshAxes
 from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT, Dtypes
 
 SCHEMA = "meshwright.fits/1"
@@ -43,7 +44,7 @@ class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     next: int | None
     memory: Memory | None
     mesh: MeshAxes | None
-    layouts: tuple[LayoutOf, ...]
+    layouts: tuple[ComponentLayout, ...]
 
 
 class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +184,7 @@ class _Question:
         if found is None:
             return None
         problem = self._problem(*self.sizes(number))
-        layout, work, model = from_choice(found, problem.components), problem.work, self.query.model
+        layout, work, model = from_choice(found, problem), problem.work, self.query.model
         plan = price_layout(layout, self.slice_, model, work, found.batch, found.padded_batch, problem.fast)
         if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes:
             raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from mesh.version import VERSION
 from planner.best.nothing import NothingFits
 from planner.best.sweep import covered
 from planner.fleet.problem import ROLES, FleetProblem
@@ -16,7 +17,6 @@ from planner.fleet.servers import Offers, find_offers, problem_of
 from planner.fleet.solver import Solved, solve_fleet
 from planner.plan.planfile import INTERRUPTED, SCHEMA, PlanFile, Search
 from planner.query.query import Progress, silent
-from planner.version import VERSION
 
 
 class NoFleet(NothingFits):

@@ -10,7 +10,7 @@ from mesh.slices import Slice, slices_of
 from planner.fleet.problem import ROLES, FleetProblem, Whole, whole_numbers
 from planner.fleet.query import FleetQuery
 from planner.fleet.servers import Offers, ttft_s
-from planner.fleet.solver import Answer, add_barred, add_demand, answer, chips_used
+from planner.fleet.solver import add_barred, add_demand, chips_used, run_sums
 from planner.numbers import digits
 from planner.search.footprint import Footprints
 from planner.search.problem import make_problem
@@ -119,8 +119,8 @@ def most_requests_per_s(problem: FleetProblem, role: str) -> float:
         model.add(chips_used(alone, counts, chip) <= problem.quota.get(chip, 0))
     fastest = max(s.requests_per_s for s in servers)
     model.maximize(sum(int(s.requests_per_s / fastest * (1 << 30)) * n for s, n in zip(servers, counts, strict=True)))
-    found = _asked(model, counts)
-    return float(alone.rate(found.values, role)) if found.values else 0.0
+    values = _best_values(model, counts)
+    return float(alone.rate(values, role)) if values else 0.0
 
 
 def missing_chips(problem: FleetProblem) -> dict[str, int] | None:
@@ -138,15 +138,16 @@ def missing_chips(problem: FleetProblem) -> dict[str, int] | None:
     for chip, more in zip(chips, extra, strict=True):
         model.add(chips_used(problem, counts, chip) <= problem.quota.get(chip, 0) + more)
     model.minimize(sum(extra))
-    found = _asked(model, extra)
-    return dict(zip(chips, found.values, strict=True)) if found.values else None
+    values = _best_values(model, extra)
+    return dict(zip(chips, values, strict=True)) if values else None
 
 
-def _asked(model: cp_model.CpModel, variables: Sequence[cp_model.IntVar]) -> Answer:
-    found = answer(model, variables, effort=_EFFORT)
-    if found.interrupted:
+def _best_values(model: cp_model.CpModel, variables: Sequence[cp_model.IntVar]) -> tuple[int, ...] | None:
+    """The best values that the solver finds; None where there are none."""
+    ended = run_sums(model, effort=_EFFORT)
+    if ended.interrupted:
         raise KeyboardInterrupt
-    return found
+    return ended.values(variables)
 
 
 def _without_quota(problem: FleetProblem) -> Whole:

@@ -25,7 +25,6 @@ from math import ceil
 
 from mesh.slices import Slice
 from planner.best.sweep import search_slice
-from planner.candidate import Candidate, price_candidate
 from planner.fleet.problem import ROLES, FleetProblem, Server, least_cost
 from planner.fleet.query import FleetQuery
 from planner.fleet.solver import cost_of_some_fleet
@@ -33,6 +32,8 @@ from planner.parallel import in_parallel
 from planner.plan.plan import Plan
 from planner.plan.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
 from planner.query.query import Progress, Query
+from planner.search.candidate import Candidate, price_candidate
+from planner.search.pareto import undominated
 from planner.search.problem import Found, Problem
 from planner.serve.rates import Steps, decode_rate, prefill_rate
 
@@ -135,11 +136,8 @@ def _add(asked: FleetQuery, query: Query, found: Found, problem: Problem, offers
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Of one slice's candidates those that no other one beats in both seconds of a step and sequences per second."""
-    kept: list[Candidate] = []
-    for one in sorted(candidates, key=lambda c: (c.choice.step_s, -c.choice.batch)):
-        if not kept or one.tokens_per_s > kept[-1].tokens_per_s:
-            kept.append(one)
-    return kept
+    in_order = sorted(candidates, key=lambda c: (c.choice.step_s, -c.choice.batch))
+    return undominated(in_order, lambda c: (c.choice.step_s, -c.tokens_per_s))
 
 
 def offer_of(asked: FleetQuery, slice_: Slice, plan: Plan) -> Offer:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, inf
+from math import ceil
 from typing import TYPE_CHECKING
 
+from planner.cpsat.solver import Ended, run
 from planner.fleet.problem import (
     ROLES,
     FleetProblem,
@@ -27,7 +26,8 @@ from planner.fleet.problem import (
     whole_cost,
     whole_numbers,
 )
-from planner.plan.file_fleet import FleetProof
+from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, UNKNOWN, FleetProof
+from planner.query.query import CP_SAT
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -37,6 +37,9 @@ _TIE_EFFORT = 10.0
 
 _GUESS_EFFORT = 1.0
 """The same, for a fleet that bounds the others' cost from above."""
+
+_LINEARIZATION = 2
+"""Without the relaxed problem's bound such a sum is not proved in minutes."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,11 @@ def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
     """The cost of a good fleet, soon found and not proved; None where none was. Raises `KeyboardInterrupt`."""
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
-    found = Run(problem, whole, None).minimise(whole.costs, guess, _GUESS_EFFORT)
+    fleets = Run(problem, whole, None)
+    found = fleets.minimise(whole.costs, guess, _GUESS_EFFORT)
     if found.interrupted:
         raise KeyboardInterrupt
-    counts = found.values or guess
+    counts = found.values(fleets.counts) or guess
     if counts is None:
         return None
     check_fleet(problem, counts)
@@ -99,82 +103,37 @@ def _solve(problem: FleetProblem, seconds: float | None) -> Solved:
     started = time.perf_counter()
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
-    run = Run(problem, whole, started + seconds if seconds is not None else None)
-    found = run.minimise(whole.costs, guess)
-    if found.status == "infeasible":
+    fleets = Run(problem, whole, started + seconds if seconds is not None else None)
+    found = fleets.minimise(whole.costs, guess)
+    if found.status == INFEASIBLE:
         return Solved(None, None)
-    counts = found.values or guess
+    counts = found.values(fleets.counts) or guess
     if counts is None:
-        return Solved(None, None, run.ended)
+        return Solved(None, None, fleets.ended)
     cost = problem.cost(counts)
     bound = cost
-    if found.status == "optimal":
-        counts = counts if found.interrupted else run.break_ties(counts)
+    if found.status == OPTIMAL:
+        counts = counts if found.interrupted else fleets.break_ties(counts)
     else:
-        least = max(least_cost(problem), Fraction(ceil(found.bound)) / whole.cost_scale)
+        bound_of_solver = Fraction(ceil(found.bound)) if found.found else Fraction(0)
+        least = max(least_cost(problem), bound_of_solver / whole.cost_scale)
         bound = min(cost, whole_cost(problem, least))
     proof = FleetProof(
-        status="optimal" if bound == cost else "feasible",
+        status=OPTIMAL if bound == cost else FEASIBLE,
         objective=float(cost),
         bound=float(bound),
         gap=float((cost - bound) / cost) if cost else 0.0,
-        solver="cp-sat",
+        solver=CP_SAT,
         solver_s=time.perf_counter() - started,
         seconds=seconds,
-        interrupted=run.ended == "interrupt",
+        interrupted=fleets.ended == "interrupt",
     )
-    return Solved(counts, proof, run.ended)
+    return Solved(counts, proof, fleets.ended)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What CP-SAT says: `optimal`, `infeasible`, `feasible` or `unknown`, its best values, and a bound on the least."""
-
-    status: str
-    values: tuple[int, ...] | None
-    bound: float
-    interrupted: bool
-
-
-def answer(
-    model: cp_model.CpModel,
-    variables: Sequence[cp_model.IntVar],
-    seconds: float | None = None,
-    effort: float | None = None,
-) -> Answer:
-    """Solve a model, for at most so many seconds and so much deterministic effort.
-
-    One worker and a fixed seed: the answer is the same on every machine, unless the wall time ends it. It runs in a
-    thread, so that an interrupt reaches Python, which stops it and keeps its best.
-    """
-    from ortools.sat.python import cp_model
-
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers, solver.parameters.random_seed = 1, 0
-    solver.parameters.linearization_level = 2  # without the relaxed problem's bound such a sum is not proved in minutes
-    solver.parameters.catch_sigint_signal = False
-    solver.parameters.presolve_inclusion_work_limit = 0  # OR-Tools loses solutions: see `coupled.model.run`
-    solver.parameters.max_time_in_seconds = inf if seconds is None else max(0.0, seconds)
-    solver.parameters.max_deterministic_time = inf if effort is None else effort
-    interrupted = False
-    with ThreadPoolExecutor(1) as pool:
-        solving = pool.submit(solver.solve, model)
-        while True:
-            try:
-                status = solving.result(0.05 if interrupted else None)
-                break
-            except KeyboardInterrupt:
-                interrupted = True
-                solver.stop_search()
-            except NotYet:
-                solver.stop_search()  # again: it may not have begun
-    if status == cp_model.MODEL_INVALID:
-        raise RuntimeError(f"the solver refuses the fleet's model: {model.validate()}")
-    names = {cp_model.OPTIMAL: "optimal", cp_model.INFEASIBLE: "infeasible", cp_model.FEASIBLE: "feasible"}
-    known = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    values = tuple(solver.value(v) for v in variables) if known else None
-    bound = solver.best_objective_bound if known else 0.0
-    return Answer(names.get(status, "unknown"), values, bound, interrupted)
+def run_sums(model: cp_model.CpModel, seconds: float | None = None, effort: float | None = None) -> Ended:
+    """Solve a model of sums of counts, for at most so many seconds and so much deterministic effort."""
+    return run(model, seconds, effort=effort, linearization=_LINEARIZATION, seed=0)
 
 
 class Run:
@@ -195,17 +154,17 @@ class Run:
             self.model.add(chips_used(problem, self.counts, chip) <= problem.quota.get(chip, 0))
         add_barred(self.model, problem, self.counts)
 
-    def minimise(self, weights: Sequence[int], hint: Sequence[int] | None, effort: float | None = None) -> Answer:
+    def minimise(self, weights: Sequence[int], hint: Sequence[int] | None, effort: float | None = None) -> Ended:
         """The least weighted sum of counts, starting from a hint where there is one."""
         self.model.minimize(sum(w * n for w, n in zip(weights, self.counts, strict=True)))
         self.model.clear_hints()  # type: ignore[no-untyped-call]
         for variable, value in zip(self.counts, hint or (), strict=False):
             self.model.add_hint(variable, value)
         left_s = None if self.until is None else self.until - time.perf_counter()
-        found = answer(self.model, self.counts, left_s, effort)
+        found = run_sums(self.model, left_s, effort)
         if found.interrupted:
             self.ended = "interrupt"
-        elif found.status in ("feasible", "unknown") and effort is None:
+        elif found.status in (FEASIBLE, UNKNOWN) and effort is None:
             self.ended = "time limit"
         return found
 
@@ -217,8 +176,8 @@ class Run:
             total = sum(w * n for w, n in zip(weights, counts, strict=True))
             self.model.add(sum(w * n for w, n in zip(weights, self.counts, strict=True)) <= total)
             found = self.minimise(following, counts, _TIE_EFFORT)
-            counts, weights = found.values or counts, following
-            if found.status != "optimal":
+            counts, weights = found.values(self.counts) or counts, following
+            if found.status != OPTIMAL:
                 break
         return counts
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import msgspec
 
+from mesh.version import VERSION
 from planner.best.nothing import NothingFits, check_targets, meeting, nothing_fits, why_none
 from planner.best.sweep import Sweep, sweep
-from planner.candidate import Candidate, price_candidate
-from planner.plan.file_frontier import COST, LATENCY, THROUGHPUT, Frontier, Point
-from planner.plan.planfile import SCHEMA, PlanFile
+from planner.plan.planfile import COST, LATENCY, SCHEMA, THROUGHPUT, Frontier, PlanFile, Point
 from planner.query.query import Progress, Query, silent
 from planner.query.slices import in_order
 from planner.query.targets import Prices
-from planner.version import VERSION
+from planner.search.candidate import Candidate, price_candidate
+from planner.search.pareto import undominated as unbeaten
 
 OBJECTIVE = "frontier"
 _DIGITS = 12  # values that agree to so many digits are equal, as in the search
@@ -89,12 +89,8 @@ def point_of(candidate: Candidate, prices: Prices) -> Point:
 
 def undominated(points: Sequence[Point]) -> list[int]:
     """The places of the points that none beats, by latency; of equal points the smallest slice's."""
-    kept: list[int] = []
-    for number in sorted(range(len(points)), key=lambda n: _order(points[n])):
-        values = values_of(points[number])
-        if not any(all(a <= b for a, b in zip(values_of(points[k]), values, strict=True)) for k in kept):
-            kept.append(number)
-    return kept
+    in_order = sorted(range(len(points)), key=lambda n: _order(points[n]))
+    return unbeaten(in_order, lambda n: values_of(points[n]))
 
 
 def values_of(point: Point) -> tuple[float, ...]:

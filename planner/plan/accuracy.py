@@ -15,7 +15,7 @@ import msgspec
 from mesh.chips import Chip, Reached, chip_names, closest, load_chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.plan.plan import Accuracy, Value
+from planner.plan.plan import Accuracy, Constant, Value
 
 TABLE = Path(__file__).parents[1] / "data" / "accuracy.json"
 OWN = ("chip", "data-sheet")
@@ -102,3 +102,16 @@ def slice_of_plan(slice_: Slice, reached: Reached | None) -> Slice:
         if at.chip.reached == reached:
             return at
     raise InputError(f"the plan's `reached` is not that of {slice_.chip.name}, its data sheet, or a data set")
+
+
+def whose_constants(constants: Sequence[Constant]) -> str:
+    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
+    measured = [c for c in timed if c.calibrated]
+    how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))
+    if not measured:
+        return "times are uncalibrated: computed from data-sheet constants, which `explain` lists with their sources"
+    if len(measured) == len(timed):
+        return f"times are {how}; `explain` lists the constants, and how well each fits"
+    others = ", ".join(c.name for c in timed if not c.calibrated)
+    return f"times are partly {how}; uncalibrated: {others}; `explain` lists the constants with their sources"

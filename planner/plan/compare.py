@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
+from strategies.readers.overlap import overlapped_s
 
 QUANTITIES = ("HBM bandwidth", "ICI bandwidth", "FLOP/s")
 SWINGS = (0.8, 1.2)
@@ -51,11 +53,9 @@ def hidden_s(
     hbm: float = 1.0,
     ici: float = 1.0,
 ) -> float:
-    """Seconds that a step's components do not wait, of those that their steps have.
+    """Seconds that a step's components do not wait, of those that their steps have: `overlap.overlapped_s` of each.
 
-    Gathers of weights run behind the FLOPs and HBM time of the body. The hops and launches of all other collectives
-    pass while weights are read ahead: as long as the matmuls read, beyond their FLOPs, and VMEM has room; not in time
-    that gathers fill already.
+    The operations behind which gathers run are the body's. At the data sheet nothing overlaps (`reached` None).
     """
     if reached is None:
         return 0.0
@@ -64,7 +64,7 @@ def hidden_s(
         of, flops_s, hbm_s = found[s.component], s.flops_s / flops, s.hbm_s / hbm
         of.layers = s.layers
         of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
-        of.spare_s += max(hbm_s - flops_s, 0.0) if s.op == "Einsum" else 0.0
+        of.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
         if s.behind:
             of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
         else:
@@ -83,8 +83,7 @@ class _Hiding:
     spare_s: float = 0.0
 
     def seconds(self, prefetch_s: float) -> float:
-        behind_s = min(self.roof_s, self.behind_s)
-        return self.layers * (behind_s + min(self.wait_s, self.spare_s, prefetch_s, self.roof_s - behind_s))
+        return self.layers * float(overlapped_s(self.roof_s, self.behind_s, self.wait_s, self.spare_s, prefetch_s))
 
 
 def compare(winner: Plan, loser: Plan) -> Comparison:
@@ -132,10 +131,10 @@ def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
 def cache_copies(plan: Plan) -> int:
     """On how many devices each entry of the KV cache is held; 1 where no copy is held twice."""
     copies = 1
-    for name, spec in plan.specs.items():
-        if name.endswith("/Kc"):
+    for spec in plan.specs.values():
+        if spec.is_cache:
             cut = {axis for axes in spec.axes for axis in axes}
-            sizes = [s for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if n not in cut]
+            sizes = [s for n, s in plan.mesh.sizes.items() if n not in cut]
             here = 1
             for size in sizes:
                 here *= size

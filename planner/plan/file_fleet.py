@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from mesh.errors import InputError
+from planner.plan.file_proof import FleetProof
 from planner.plan.plan import Value
 from strategies.models.workload import LARGEST_CONTEXT, check_count
 
@@ -31,23 +32,6 @@ class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         check_count("traffic input", self.input, LARGEST_CONTEXT)
         check_count("traffic output", self.output, LARGEST_CONTEXT)
         check_count("traffic input and output", self.input + self.output, LARGEST_CONTEXT)
-
-
-class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of the cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
-
-    No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s`: wall time;
-    `seconds`: its limit. `interrupted`: also where the search for layouts was, so that servers may be missing.
-    """
-
-    status: str
-    objective: float
-    bound: float
-    gap: float
-    solver: str
-    solver_s: float
-    seconds: float | None = None
-    interrupted: bool = False
 
 
 class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

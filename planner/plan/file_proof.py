@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from planner.plan.plan import Value
 
 OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
+"""How a solver ends, in every proof."""
 
 
 class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,6 +40,23 @@ class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     seconds: float | None
     solved: tuple[Solved, ...]
+    interrupted: bool = False
+
+
+class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of the cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
+
+    No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s`: wall time;
+    `seconds`: its limit. `interrupted`: also where the search for layouts was, so that servers may be missing.
+    """
+
+    status: str
+    objective: float
+    bound: float
+    gap: float
+    solver: str
+    solver_s: float
+    seconds: float | None = None
     interrupted: bool = False
 
 

@@ -8,53 +8,15 @@ from __future__ import annotations
 import msgspec
 
 from mesh.chips import Reached
+from strategies.layout import ComponentLayout, Layout, MeshAxes
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes
+from strategies.readers.overlap import collective_s
+from strategies.readers.specs import TensorSpec
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the plan's parts: frozen, by keyword, no unknown fields."""
-
-
-class MeshPiece(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A contiguous piece of a physical axis (`X`, `Y`, `Z` or `core`): `size` members, `stride` chips apart."""
-
-    axis: str
-    stride: int
-    size: int
-
-
-class MeshAxes(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mesh: names, sizes, and per axis its pieces, major first."""
-
-    axis_names: tuple[str, ...]
-    axis_sizes: tuple[int, ...]
-    pieces: tuple[tuple[MeshPiece, ...], ...]
-
-
-class LayoutOf(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A component's layout: its program, and the role that each mesh axis plays in it (`-`: none).
-
-    `capacity`: C, the slots per expert that are priced and run, those of all token shards together.
-    """
-
-    component: str
-    groups: tuple[int, ...]
-    layers: int
-    program: str
-    assignment: dict[str, str]
-    cache_order: str | None = None
-    sequence_order: str | None = None
-    capacity: int | None = None
-
-
-class TensorSpec(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tensor: dims, padded shape, and per dim the mesh axes that cut it, major first (a PartitionSpec)."""
-
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    axes: tuple[tuple[str, ...], ...]
-    dtype: str
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,9 +36,8 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def seconds(self, reached: Reached | None, ici: float = 1.0) -> float:
         """All terms at what programs reach, or the longer one at the data sheet; `ici`: times the bandwidth."""
-        if reached is None:
-            return max(self.bandwidth_s / ici, self.hops_s)
-        return self.bandwidth_s / ici + self.hops_s + self.launches * reached.launch_s
+        latency_s = self.hops_s if reached is None else self.hops_s + self.launches * reached.launch_s
+        return float(collective_s(self.bandwidth_s / ici, latency_s, reached is not None))
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,7 +150,7 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dtypes: Dtypes
     mesh: MeshAxes
     residual: dict[str, tuple[str, ...]]
-    layouts: tuple[LayoutOf, ...]
+    layouts: tuple[ComponentLayout, ...]
     specs: dict[str, TensorSpec]
     activation_specs: dict[str, TensorSpec]
     padded: dict[str, tuple[int, int]]
@@ -203,3 +164,22 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def fits(self) -> bool:
         """Whether the plan's bytes are within usable HBM."""
         return self.memory.total_bytes <= self.memory.usable_bytes
+
+    @property
+    def layout(self) -> Layout:
+        """Its layout: what all else follows from, with the model, the slice and the batch."""
+        return Layout(mesh=self.mesh, residual=self.residual, layouts=self.layouts)
+
+    @property
+    def chip_name(self) -> str:
+        """The name of its slice's chip."""
+        return self.slice.partition(":")[0]
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
+        return self.context if self.phase == "prefill" else 1
+
+    def caches(self, component: str) -> dict[str, TensorSpec]:
+        """The specs of a component's caches, by their names in `specs`."""
+        return {n: spec for n, spec in self.specs.items() if spec.is_cache and n.partition("/")[0] == component}

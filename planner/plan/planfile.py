@@ -10,7 +10,6 @@ import msgspec
 
 from mesh.errors import InputError
 from planner.plan.file_fleet import Fleet
-from planner.plan.file_frontier import Frontier
 from planner.plan.file_proof import Solver
 from planner.plan.file_serving import Serving
 from planner.plan.plan import Plan, Value
@@ -18,6 +17,7 @@ from planner.plan.plan import Plan, Value
 SCHEMA = "meshwright.plan/1"
 INTERRUPTED = "interrupted"
 """What `Search.proved_optimal` says of a search that an interrupt ended."""
+LATENCY, THROUGHPUT, COST = "latency", "throughput", "cost"
 
 
 class Example(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +46,34 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wall_s: float
     proved_optimal: str
     evaluations_per_s: float = 0.0
+
+
+class Point(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The best layout of one slice and batch; `dollars_per_million_tokens` where its chip has a price.
+
+    `best_of`: the objectives of which no candidate has a better value.
+    """
+
+    slice: str
+    chips: int
+    batch: int
+    step_s: float
+    tokens_per_s: float
+    tokens_per_s_per_chip: float
+    dollars_per_million_tokens: float | None = None
+    best_of: tuple[str, ...] = ()
+
+
+class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`points`: one for each plan, in their order; `dominated`: candidates that some point beats, by latency.
+
+    A point beats another that is no better in any of the `axes`. `missed`: candidates that miss a target.
+    """
+
+    axes: tuple[str, ...]
+    points: tuple[Point, ...]
+    dominated: tuple[Point, ...]
+    missed: int
 
 
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

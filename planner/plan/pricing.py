@@ -11,51 +11,40 @@ import numpy as np
 from mesh.slices import Slice
 from planner.plan.accuracy import CALIBRATED_FROM, accuracy_of
 from planner.plan.compare import hidden_s as hidden_by
-from planner.plan.layout import Bound, Layout, programs
-from planner.plan.norms import norm_bytes
-from planner.plan.plan import (
-    CommPlan,
-    Constant,
-    Cost,
-    LayoutOf,
-    Memory,
-    MeshAxes,
-    MeshPiece,
-    Plan,
-    StepPlan,
-    Throughput,
-)
-from planner.plan.sized import Priced, ready
-from planner.plan.specs import activation_specs, cache_types, padded_dims, specs
-from strategies.components import Component
+from planner.plan.plan import CommPlan, Constant, Cost, Memory, Plan, StepPlan, Throughput
+from strategies.components import IDLE
+from strategies.kinds import KINDS
+from strategies.layout import Assigned, BoundLayout, ComponentLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
+from strategies.notation import SEQUENCE
+from strategies.prices import Number
+from strategies.readers.bound import Bound, SizedProgram, programs, size_program
 from strategies.readers.cost import CommCost, Speeds, StepCost, Totals, data_sheet_speeds, price_steps
-from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
-from strategies.readers.prices import Number
-from strategies.readers.rates import Rates, tabulate_rates
+from strategies.readers.memory import cache_bytes, norm_bytes, peak_activation_bytes, weight_bytes
+from strategies.readers.rates import tabulate_rates
+from strategies.readers.specs import activation_specs, padded_dims, specs
 
 BOUNDS = ("flops", "hbm", "ici", "latency")
 
 
 def price_layout(
-    layout: Layout,
+    layout: BoundLayout,
     slice_: Slice,
     model: Model,
     work: Workload,
     batch: int,
     padded: int,
     fast: Speeds,
-    rates: Rates | None = None,
 ) -> Plan:
     """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
-    rates = rates or tabulate_rates(slice_, layout.pieces)
+    rates = tabulate_rates(slice_, layout.mesh.on(slice_))
     bound = programs(layout)
-    priced = [ready(layout, one, rates, fast, padded) for one in bound]
+    priced = [size_program(layout, one, rates, fast, padded) for one in bound]
     steps = tuple(step for p in priced for step in _steps(p, fast))
     lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
     cost = total_cost(steps, lower_s, hidden_by(steps, slice_.chip.reached, fast.prefetch_s))
-    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    tokens = batch * work.tokens_per_sequence
     return Plan(
         model=model,
         model_hash=model.digest,
@@ -70,9 +59,9 @@ def price_layout(
         padded_batch=padded,
         context=work.context,
         dtypes=work.dtypes,
-        mesh=mesh_axes(layout, slice_),
+        mesh=layout.mesh,
         residual=_residual(layout, work.phase),
-        layouts=tuple(_layout_of(a.component, layout, i, priced) for i, a in enumerate(layout.assigned)),
+        layouts=tuple(_component_layout(a, layout.names, priced) for a in layout.assigned),
         specs=specs(priced, work),
         activation_specs=activation_specs(priced, work),
         padded=padded_dims(priced),
@@ -85,20 +74,20 @@ def price_layout(
     )
 
 
-def estimate_s(layout: Layout, slice_: Slice, padded: int, fast: Speeds) -> float:
+def estimate_s(layout: BoundLayout, slice_: Slice, padded: int, fast: Speeds) -> float:
     """`cost.step_s` of the layout's plan, alone. Raises `LayoutError` as `price_layout` does."""
-    rates = tabulate_rates(slice_, layout.pieces)
-    steps = [s for one in programs(layout) for s in _steps(ready(layout, one, rates, fast, padded), fast)]
+    rates = tabulate_rates(slice_, layout.mesh.on(slice_))
+    steps = [s for one in programs(layout) for s in _steps(size_program(layout, one, rates, fast, padded), fast)]
     return sum(s.layers * s.seconds for s in steps) - hidden_by(steps, slice_.chip.reached, fast.prefetch_s)
 
 
-def _steps(p: Priced, fast: Speeds) -> Iterator[StepPlan]:
+def _steps(p: SizedProgram, fast: Speeds) -> Iterator[StepPlan]:
     for cost in price_steps(p.scope, fast):
         comms = [c for c in cost.comms if _scalar(p.scope.ways(c.comm.axes)) > 1]
         yield _step_plan(p, cost, comms)
 
 
-def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan:
+def _step_plan(p: SizedProgram, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan:
     flops_s, hbm_s = _scalar(cost.flops_s), _scalar(cost.hbm_s)
     ici_s = sum(_scalar(c.bandwidth_s) for c in comms)
     comm_s = sum(_scalar(c.seconds) for c in comms)
@@ -124,7 +113,7 @@ def _step_plan(p: Priced, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan
     )
 
 
-def _comm_plan(p: Priced, c: CommCost) -> CommPlan:
+def _comm_plan(p: SizedProgram, c: CommCost) -> CommPlan:
     rates, times = p.scope.rates, int(_scalar(c.comm.times))
     launches = times * int(rates.launches[c.comm.kind][p.scope.mask(c.comm.axes)].item())
     return CommPlan(
@@ -135,7 +124,7 @@ def _comm_plan(p: Priced, c: CommCost) -> CommPlan:
         bandwidth_s=_scalar(c.bandwidth_s),
         hops_s=_scalar(c.latency_s) - launches * rates.launch_s,
         launches=launches,
-        runs_as="AllReduce" if np.any(c.reduced) else None,
+        runs_as=KINDS[c.comm.kind].whole_as if np.any(c.reduced) else None,
     )
 
 
@@ -143,14 +132,14 @@ def _scalar(value: Number) -> float:
     return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
-def lower_bound_s(layout: Layout, bound: Sequence[Bound], slice_: Slice, fast: Speeds, padded: int) -> float:
+def lower_bound_s(layout: BoundLayout, bound: Sequence[Bound], slice_: Slice, fast: Speeds, padded: int) -> float:
     """The longer of all steps' FLOPs or HBM time and all collectives' time, with the slice at its data sheet.
 
     `fast` is what its devices reach.
     """
-    rates, sheet = tabulate_rates(slice_.at_data_sheet, layout.pieces), data_sheet_speeds(fast, slice_.chip)
+    rates, sheet = tabulate_rates(slice_.at_data_sheet, layout.mesh.on(slice_)), data_sheet_speeds(fast, slice_.chip)
     total = Totals()
-    for p in (ready(layout, one, rates, sheet, padded) for one in bound):
+    for p in (size_program(layout, one, rates, sheet, padded) for one in bound):
         for cost in price_steps(p.scope, sheet):
             total.add(cost, p.bound.component.times)
     return _scalar(total.lower_bound_s)
@@ -182,7 +171,7 @@ def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float)
 
 
 def _memory(
-    priced: Sequence[Priced], layout: Layout, slice_: Slice, work: Workload, padded: int, fast: Speeds
+    priced: Sequence[SizedProgram], layout: BoundLayout, slice_: Slice, work: Workload, padded: int, fast: Speeds
 ) -> Memory:
     weights = kv = peak = 0.0
     seen: set[str] = set()
@@ -205,46 +194,34 @@ def _memory(
     )
 
 
-def residual_bytes(layout: Layout, priced: Sequence[Priced], work: Workload, padded: int, fast: Speeds) -> float:
+def residual_bytes(
+    layout: BoundLayout, priced: Sequence[SizedProgram], work: Workload, padded: int, fast: Speeds
+) -> float:
     """The residual stream and the update that is added to it, on one device."""
-    sizes = [prod(p.size for p in pieces) for pieces in layout.pieces]
-    ways = prod(size for size, cut in zip(sizes, layout.residual, strict=True) if cut != "-")
-    tokens = padded * (work.context if work.phase == "prefill" else 1)
+    ways = prod(size for size, cut in zip(layout.mesh.axis_sizes, layout.cuts, strict=True) if cut != IDLE)
+    tokens = padded * work.tokens_per_sequence
     D = priced[0].bound.component.dims["D"]
     return 2 * tokens * D * fast.widths["activation"] / ways
 
 
-def mesh_axes(layout: Layout, slice_: Slice) -> MeshAxes:
-    """The mesh of a layout, its pieces by the names of the slice's physical axes."""
-    names = [axis.name for axis in slice_.axes]
-    return MeshAxes(
-        axis_names=layout.names,
-        axis_sizes=tuple(prod(p.size for p in pieces) for pieces in layout.pieces),
-        pieces=tuple(
-            tuple(MeshPiece(axis=names[p.axis], stride=p.stride, size=p.size) for p in pieces)
-            for pieces in layout.pieces
-        ),
-    )
-
-
-def _residual(layout: Layout, phase: str) -> dict[str, tuple[str, ...]]:
+def _residual(layout: BoundLayout, phase: str) -> dict[str, tuple[str, ...]]:
     dims = "BD" if phase == "decode" else "BTD"
-    return {dim: tuple(n for n in layout.order if layout.residual[layout.names.index(n)] == dim) for dim in dims}
+    return {dim: tuple(n for n in layout.order if layout.cuts[layout.names.index(n)] == dim) for dim in dims}
 
 
-def _layout_of(component: Component, layout: Layout, i: int, priced: Sequence[Priced]) -> LayoutOf:
-    a = layout.assigned[i]
-    caches = [t for part in a.body.parts for t in cache_types(part.program)]
+def _component_layout(a: Assigned, names: Sequence[str], priced: Sequence[SizedProgram]) -> ComponentLayout:
+    component = a.component
+    caches = a.body.caches
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
-    cut = {axis for t in caches for axis in t.axes("S")} & set(a.axes)
+    cut = {axis for t in caches for axis in t.axes(SEQUENCE)} & set(a.axes)
     order = next(iter(sequence)) if sequence else "striped"
     slots = [p.sizes["C"] for p in priced if p.bound.component is component and "C" in p.sizes]
-    return LayoutOf(
+    return ComponentLayout(
         component=component.name,
         groups=component.groups,
         layers=component.times,
         program=a.body.name,
-        assignment={n: a.body.role_name(axis) for n, axis in zip(layout.names, a.axes, strict=True)},
+        assignment={n: a.body.role_name(axis) for n, axis in zip(names, a.axes, strict=True)},
         cache_order="".join(caches[0].names) if caches else None,
         sequence_order=order if cut else None,
         capacity=int(_scalar(slots[0])) if slots else None,

@@ -18,9 +18,9 @@ import numpy as np
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
-from planner.plan.plan import MeshPiece, Plan, Value
-from strategies.models.dtypes import dtype_bytes
+from planner.plan.plan import Plan, Value
 from strategies.models.models import Model
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import tabulate_rates
 
 DCN_LATENCY_S = 1e-4
@@ -103,37 +103,25 @@ def chip_dcn_bytes_per_s(slice_: Slice) -> float:
     return min(chip.dcn_bytes_per_s, chip.pcie_bytes_per_s or chip.dcn_bytes_per_s)
 
 
-def even_side(slice_: Slice, model: Model, kv: str, tokens: int) -> Side:
-    """A side that holds every request's cache once, evenly over all its chips."""
-    return Side(slice_, (Share(nbytes=request_cache_bytes(model, kv, tokens)),))
-
-
 def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
     """The side that a plan's own cache specs give, for requests of `tokens` tokens."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
-    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
+    sizes, pieces = plan.mesh.sizes, dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     shares = []
     for layout in plan.layouts:
-        spec = plan.specs.get(f"{layout.component}/Kc")
-        if spec is not None:
+        caches = plan.caches(layout.component)
+        for spec in dict.fromkeys(caches.values()):  # those of one shape and cut move as one
             cut = {axis for axes in spec.axes for axis in axes}
             groups = [plan.model.groups[number] for number in layout.groups]
             elements = sum(group.count * group.attention.kv_elements(tokens) for group in groups)
-            batch = dict(zip(spec.dims, spec.axes, strict=True)).get("B", ())
+            share = list(caches.values()).count(spec) / len(caches)
             shares.append(
                 Share(
-                    nbytes=float(elements * dtype_bytes(spec.dtype)),
-                    batch_ways=prod(sizes[axis] for axis in batch),
-                    copied=tuple(p for name in sizes if name not in cut for p in torus_pieces(pieces[name], slice_)),
+                    nbytes=float(elements * share * dtype_bytes(spec.dtype)),
+                    batch_ways=prod(sizes[axis] for axis in spec.cut_by("B")),
+                    copied=tuple(p for name in sizes if name not in cut for p in pieces[name]),
                 )
             )
     return Side(slice_, tuple(shares))
-
-
-def torus_pieces(pieces: Sequence[MeshPiece], slice_: Slice) -> tuple[Piece, ...]:
-    """A mesh axis's pieces by the number of their physical axis."""
-    names = [axis.name for axis in slice_.axes]
-    return tuple(Piece(names.index(p.axis), p.stride, p.size) for p in pieces)
 
 
 def transfer(source: Side, target: Side, requests: int = 1) -> Transfer:
@@ -161,20 +149,6 @@ def transfer(source: Side, target: Side, requests: int = 1) -> Transfer:
     )
 
 
-def transfer_s(model: Model, kv: str, tokens: int, source: Slice, target: Slice, requests: int = 1) -> float:
-    """Seconds to move the caches of `requests` prompts of `tokens` tokens, spread evenly over both slices' chips.
-
-    The slower side's chips decide. Llama-3.1-70B's 328 MB of 2000 tokens in int8, from 16 chips to 8, each 3.125e9:
-
-    >>> from mesh.slices import parse_slice
-    >>> from strategies.models.configs import load_model
-    >>> ends = parse_slice("v5e:4x4"), parse_slice("v5e:2x4")
-    >>> round(transfer_s(load_model("llama-3.1-70b"), "int8", 2000, *ends), 6)  # 327.68e6 / (8 * 3.125e9) + 1e-4
-    0.013207
-    """
-    return transfer(even_side(source, model, kv, tokens), even_side(target, model, kv, tokens), requests).seconds
-
-
 def _dcn_s(side: Side, requests: int) -> float:
     """Seconds of the busiest chip: its bytes of each component, each entry once, through its share of the cards."""
     per_chip = chip_dcn_bytes_per_s(side.slice_)
@@ -196,9 +170,7 @@ def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> f
         return 0.0
     rates = tabulate_rates(slice_, [pieces])
     if np.isfinite(rates.s_per_byte["AllGather"][1]):
-        return float(
-            _seconds(rates.s_per_byte["AllGather"][1] * gathered_bytes, rates.latency_s["AllGather"][1], slice_)
-        )
+        return rates.seconds("AllGather", gathered_bytes)
     first, rest = pieces[:1], pieces[1:]
     return gather_s(slice_, rest, gathered_bytes / first[0].size) + gather_s(slice_, first, gathered_bytes)
 
@@ -208,10 +180,4 @@ def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> flo
     n = prod(piece.size for piece in pieces)
     if n == 1 or received_bytes == 0:
         return 0.0
-    rates, gathered = tabulate_rates(slice_, [pieces]), received_bytes * n * n / (n - 1)
-    return float(_seconds(rates.s_per_byte["AllToAll"][1] * gathered, rates.latency_s["AllToAll"][1], slice_))
-
-
-def _seconds(bandwidth_s: float, latency_s: float, slice_: Slice) -> float:
-    """Both terms at what programs reach, the longer one at the data sheet: as `Rates.additive`."""
-    return bandwidth_s + latency_s if slice_.chip.reached else max(bandwidth_s, latency_s)
+    return tabulate_rates(slice_, [pieces]).seconds("AllToAll", received_bytes * n * n / (n - 1))

@@ -3,12 +3,12 @@
 The glue's price depends only on what each mesh axis cuts in the body's input and does to its output (the
 *face*). So assignments with one face share their glue, and only the best of each face is of interest.
 
-Hops and launches hide while weights are read ahead, those of the glue like those of the body: with T, w, s a body's
-seconds, waiting and spare seconds, and G, v those of its glue, both together take
+Hops and launches hide while weights are read ahead (`strategies.readers.overlap`), those of the glue like those of the
+body: with T, w, s a body's seconds, its hops and launches, and its room, and G, v those of its glue, both together take
 
     T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
 
-two sums of the body's and the glue's own terms, `early_s` and `late_s`.
+the larger of two sums of the body's and the glue's own terms, `early_s` and `late_s`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.search.problem import Pick
 from planner.search.residuals import CODES
 from strategies.components import Component
 from strategies.readers.rates import Floats, Ints
@@ -73,6 +74,11 @@ class Joined:
     def least_late_s(self) -> Floats:
         """[columns]: the least late seconds of one layer."""
         return np.asarray(self.late_s.min(axis=0))
+
+    def pick(self, row: int) -> Pick:
+        """What the component does in a row."""
+        table = self.tables[self.table_of[row]]
+        return Pick(self.component.name, table.body.name, tuple(table.choices[c] for c in table.rows[self.row_of[row]]))
 
     def take(self, rows: Ints, columns: Ints) -> Joined:
         """These rows and columns only."""

@@ -17,16 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mesh.slices import Slice
-from planner.plan.norms import norm_bytes
 from planner.query.query import TWO
 from planner.search.component_rows import Joined, prefix_masks
-from planner.search.mesh_search import residual_bytes
+from planner.search.mesh_search import Board
 from planner.search.meshes import Mesh, meshes
-from planner.search.problem import Choice, Found, Pick, Problem
+from planner.search.problem import Choice, Found, Problem
 from planner.search.reshard_costs import price_glue
-from planner.search.residuals import CODES, States, states
-from planner.search.search import price_tables
-from strategies.readers.rates import Floats, Ints, Rates, tabulate_rates
+from planner.search.residuals import CODES, States
+from planner.search.search import board_of
+from strategies.readers.rates import Floats, Ints
 
 Pairs = Sequence[tuple[int, int]]
 """(batch, padded batch)."""
@@ -91,38 +90,32 @@ def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
     """The same on one mesh."""
-    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
-    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = price_tables(problem, mesh, rates, batches, Found())
-    if joined is None:
+    board = board_of(problem, mesh, pairs, Found())
+    if board is None:
         return Need(None, inf)
-    one = _OneMesh(problem, mesh, rates, joined, pairs)
+    memory = _Memory(board)
     least_bytes = inf
     for column in range(len(pairs)):
-        found = one.need(column)
+        found = memory.need(column)
         if found.fits:
             return found
         least_bytes = min(least_bytes, found.least_bytes)
     return Need(None, least_bytes)
 
 
-class _OneMesh:
-    """All components of one mesh; columns are batches."""
+class _Memory:
+    """What layouts of a board need; columns are batches."""
 
-    def __init__(self, problem: Problem, mesh: Mesh, rates: Rates, joined: Sequence[Joined], pairs: Pairs) -> None:
-        self.problem, self.mesh, self.rates, self.joined, self.pairs = problem, mesh, rates, joined, pairs
-        self.batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-        self.states = states(len(mesh), problem.work.phase)
+    def __init__(self, board: Board) -> None:
+        self.board, self.joined, self.states = board, board.joined, board.state
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
-        norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
-        self.residual_bytes = residual_bytes(problem, self.states, rates, self.batches) + norms
 
     def need(self, column: int) -> Need:
         """A layout that fits, if one does. States are taken from the one with the lowest bound of its bytes.
 
         The glue is asked only where memory would do; without it, bytes are still a lower bound.
         """
-        usable_bytes, residual_bytes = self.problem.usable_bytes, self.residual_bytes[:, column]
+        usable_bytes, residual_bytes = self.board.problem.usable_bytes, self.board.residual_bytes[:, column]
         stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.joined)
         peak = max(_least(j.peak_bytes[:, column], j.possible[:, column]) for j in self.joined)
         least_bytes = stored + peak + float(residual_bytes.min())
@@ -162,24 +155,23 @@ class _OneMesh:
             rows = np.flatnonzero(joined.possible[:, column] & allowed[joined.face])
             rows = rows[joined.peak_bytes[rows, column] <= limit]
             row = int(rows[joined.stored_bytes[rows, column].argmin()])
-            table = joined.tables[joined.table_of[row]]
-            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
-            picks.append(Pick(joined.component.name, table.body.name, axes))
+            picks.append(joined.pick(row))
         residual = tuple(CODES[code] for code in cuts)
-        return Choice(self.mesh, residual, tuple(picks), *self.pairs[column], nan, total_bytes)
+        return Choice(self.board.mesh, residual, tuple(picks), *self.board.pairs[column], nan, total_bytes)
 
     def _limits(self, column: int, least: float) -> Floats:
         """Working sets that may be a fitting layout's largest: those of assignments, in order."""
         peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.joined])
-        return np.unique(peaks[(peaks >= least) & (peaks <= self.problem.usable_bytes)])
+        return np.unique(peaks[(peaks >= least) & (peaks <= self.board.problem.usable_bytes)])
 
     def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
         """For each component [faces]: whether there is glue between the face and this residual."""
         if (residual, column) not in self.met:
             cuts, none = self.states.cuts[residual : residual + 1], np.zeros(0, dtype=np.int64)
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
-            batches, phase = self.batches[:, column : column + 1], self.problem.work.phase
-            glue, _ = price_glue(self.joined, state, phase, self.rates, self.problem.fast, batches)
+            board, problem = self.board, self.board.problem
+            batches = board.batches[:, column : column + 1]
+            glue, _ = price_glue(self.joined, state, problem.work.phase, board.rates, problem.fast, batches)
             self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
         return self.met[residual, column]
 

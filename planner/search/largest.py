@@ -35,7 +35,7 @@ from planner.search.problem import make_problem
 from planner.search.search import columns
 from strategies.components import Component, components
 from strategies.models.workload import LARGEST_BATCH, LARGEST_CONTEXT
-from strategies.tables.sizes import LARGEST_PADDING
+from strategies.readers.sizes import LARGEST_PADDING
 
 _TOKENS = ("S", "T")
 _SECANTS = 3

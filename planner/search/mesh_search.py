@@ -9,13 +9,13 @@ from math import prod
 
 import numpy as np
 
-from planner.plan.norms import norm_bytes
 from planner.search.component_rows import Joined, prefix_masks
 from planner.search.meshes import Mesh, symmetries
 from planner.search.pareto import Options, join_all
-from planner.search.problem import OVER_MEMORY, Choice, Found, Pick, Problem, layout_key, order_key
+from planner.search.problem import OVER_MEMORY, Choice, Found, Problem, layout_key, order_key
 from planner.search.reshard_costs import Glue, price_glue
 from planner.search.residuals import CODES, States
+from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 
@@ -78,6 +78,27 @@ class Board:
         per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
+    def allowed(self, i: int, state: int) -> Flags:
+        """[faces]: whether the axes that a face of component i keeps are prefixes of the state's order."""
+        return np.asarray(self._allowed(i, int(self.state.residual[state]), self.state.prefixes[state : state + 1])[0])
+
+    def seconds(self, i: int, rows: Ints, residual: int, column: int) -> Floats:
+        """[rows]: seconds of all layers of component i under a residual, its reshards included; inf where none runs."""
+        joined, face = self.joined[i], self.joined[i].face[rows]
+        early_s, late_s = self.glue[i].of(residual, column)
+        late = joined.late_s[rows, column] + late_s[face]
+        seconds = np.maximum(joined.early_s[rows, column] + early_s[face], late)
+        return joined.component.times * np.where(np.isfinite(late), seconds, np.inf)
+
+    def options(self, i: int, rows: Ints, state: int, column: int) -> Options:
+        """Those of these rows of component i that run in a state."""
+        joined = self.joined[i]
+        rows = rows[self.allowed(i, state)[joined.face[rows]]]
+        seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
+        kept = np.isfinite(seconds)
+        rows = rows[kept]
+        return Options(rows, seconds[kept], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+
     def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
         if (i, residual) not in self._masks:
@@ -120,7 +141,7 @@ class Board:
     def best(self, column: int, top: int, into: list[Choice]) -> None:
         """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
         keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
-        for least_s, state in self._in_order(column):
+        for least_s, state in self.in_order(column):
             worst = worst_of(keep.values(), top)
             if least_s > worst:
                 break
@@ -130,7 +151,7 @@ class Board:
                     keep[key] = choice
         into[:] = sorted(keep.values(), key=order_key)[:top]
 
-    def _in_order(self, column: int) -> Iterator[tuple[float, int]]:
+    def in_order(self, column: int) -> Iterator[tuple[float, int]]:
         """The possible states by the sum of the components' least seconds in them, which is yielded, too.
 
         Residuals whose own, lower sum does not come up yet are left alone: most are never looked into.
@@ -149,7 +170,7 @@ class Board:
         """The best layouts of a state that take no longer than `worst` and fit."""
         residual = int(self.state.residual[state])
         usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
-        options = [self._options(i, state, residual, column, top) for i in range(len(self.joined))]
+        options = [self._options(i, state, column, top) for i in range(len(self.joined))]
         if any(not len(o.row) for o in options):
             return []
         joint = join_all(options, worst, usable, top * self._room())
@@ -159,24 +180,17 @@ class Board:
         chosen = ranked[np.sort(first)][: top * self._room()]
         total = joint.stored + joint.peak + self.residual_bytes[residual, column]
         return [
-            self._choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
+            self.choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
         ]
 
     def _room(self) -> int:
         return 2 * symmetries(self.problem.slice_)
 
-    def _options(self, i: int, state: int, residual: int, column: int, top: int) -> Options:
+    def _options(self, i: int, state: int, column: int, top: int) -> Options:
         """Rows of component i worth joining in a state."""
-        joined = self.joined[i]
-        rows = self._front_rows(i, column, 1 if joined.component.kind == "vocab" or top == 1 else top * self._room())
-        face = joined.face[rows]
-        allowed = self._allowed(i, residual, self.state.prefixes[state : state + 1])[0]
-        early_s, late_s = self.glue[i].of(residual, column)
-        early = joined.early_s[rows, column] + early_s[face]
-        late = joined.late_s[rows, column] + late_s[face]
-        kept = np.flatnonzero(allowed[face] & np.isfinite(late))
-        rows, seconds = rows[kept], joined.component.times * np.maximum(early, late)[kept]
-        return Options(rows, seconds, joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+        vocabulary = self.joined[i].component.kind == "vocab"
+        rows = self._front_rows(i, column, 1 if vocabulary or top == 1 else top * self._room())
+        return self.options(i, rows, state, column)
 
     def _front_rows(self, i: int, column: int, top: int) -> Ints:
         """Of every face, the rows that fewer than `top` others of the face beat."""
@@ -214,22 +228,18 @@ class Board:
         others = sum(float(stored[column]) for n, (_, _, stored) in enumerate(self._extremes) if n != i)
         return self.problem.usable_bytes - peak - float(self.residual_bytes[:, column].max()) - others
 
-    def _choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
-        picks = []
-        for joined, row in zip(self.joined, rows, strict=True):
-            table = joined.tables[joined.table_of[row]]
-            axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
-            picks.append(Pick(joined.component.name, table.body.name, axes))
+    def choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
+        """The choice of one row of each component in a state."""
+        picks = tuple(joined.pick(row) for joined, row in zip(self.joined, rows, strict=True))
         residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
-        batch, padded = self.pairs[column]
-        return Choice(self.mesh, residual, tuple(picks), batch, padded, step_s, total_bytes)
+        return Choice(self.mesh, residual, picks, *self.pairs[column], step_s, total_bytes)
 
 
 def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
     """[residuals, columns]: the residual stream and the update that is added to it."""
     bits = 1 << np.arange(state.cuts.shape[1])
     ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
-    tokens = batches * (problem.work.context if problem.work.phase == "prefill" else 1)
+    tokens = batches * problem.work.tokens_per_sequence
     D = problem.components[0].dims["D"]
     return np.asarray(2 * tokens * D * problem.fast.widths["activation"] / ways)
 

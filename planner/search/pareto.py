@@ -1,15 +1,34 @@
-"""Options of a component, and joins of them: what may still be among the best once memory is counted."""
+"""Pareto fronts: of any items by their values; of a component's options on arrays, and of joins of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from strategies.readers.rates import Floats, Ints
 
+Item = TypeVar("Item")
+
 _FEW = 50  # up to so many options are joined without being pruned
+
+
+def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]) -> list[Item]:
+    """Those that none before them beats, where smaller values are better: of equal ones, the first.
+
+    The items come in order of their values, so that none is beaten by a later one.
+
+    >>> undominated([(1, 9), (2, 9), (2, 5), (3, 6)], lambda pair: pair)
+    [(1, 9), (2, 5)]
+    """
+    kept: list[tuple[Item, Sequence[float]]] = []
+    for item in items:
+        mine = values(item)
+        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in kept):
+            kept.append((item, mine))
+    return [item for item, _ in kept]
 
 
 @dataclass(frozen=True)

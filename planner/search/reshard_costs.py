@@ -6,7 +6,7 @@ is priced at two batches, and what lies between them is interpolated; else it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -16,14 +16,13 @@ import numpy as np
 from planner.search.component_rows import GIVE, READ, Joined, unique_rows
 from planner.search.residuals import CODES, States
 from strategies.components import Component, Part, entry_parts, exit_parts
+from strategies.prices import Number
+from strategies.readers.axis_sets import Plays, halves_of_pairs
 from strategies.readers.cost import Speeds, Totals
-from strategies.readers.prices import Number
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Flags, Floats, Ints, Rates
 from strategies.residual_program import GIVEN
-from strategies.tables.assignments import fit_part
-from strategies.tables.axis_sets import Plays, halves_of_pairs
 from strategies.tables.dedup import price_shared
-from strategies.tables.tables import scope_of
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
 TOGETHER = 1 << 15
@@ -218,18 +217,3 @@ def _pairs_of(part: Part, name: str, side: str) -> Flags:
     else:
         found[GIVE[name[0]], READ[name[1]]] = True
     return found
-
-
-def playing(
-    part: Part, ends: Sequence[str], residual: Sequence[str], names: Sequence[str], side: str
-) -> Mapping[str, tuple[str, ...]]:
-    """Which named mesh axes play each pair of the glue, for one layout."""
-    to_code = READ if side == "entry" else GIVE
-    plays = glue_plays(
-        part,
-        np.array([[to_code[e] for e in ends]], dtype=np.int64).reshape(1, -1),
-        np.array([[READ[r] for r in residual]], dtype=np.int64).reshape(1, -1),
-        side,
-    )
-    masks = plays.masks.items()
-    return {axis: tuple(n for i, n in enumerate(names) if int(mask[0, 0]) >> i & 1) for axis, mask in masks}

@@ -64,14 +64,10 @@ def _seeded(problem: Problem, top: int) -> Found:
 
 
 def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
-    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     pairs = columns(problem.work.batches, problem.slice_.devices)
-    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = price_tables(problem, mesh, rates, batches, found)
-    if joined is None:
+    board = board_of(problem, mesh, pairs, found)
+    if board is None:
         return
-    state = states(len(mesh), problem.work.phase)
-    board = Board(problem, mesh, joined, state, rates, batches, pairs)
     found.candidates += board.candidates()
     for column, (batch, _) in enumerate(pairs):
         found.choices.setdefault(batch, [])
@@ -101,6 +97,16 @@ def _roomy(board: Board, found: Found) -> list[int]:
             batch = board.pairs[column][0]
             found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
     return [c for c in range(len(board.pairs)) if least.get(c, stored[c]) <= usable]
+
+
+def board_of(problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], found: Found) -> Board | None:
+    """All components of a mesh at these (batch, padded batch); None where one has no assignment. Counts in `found`."""
+    rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
+    batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
+    joined = price_tables(problem, mesh, rates, batches, found)
+    if joined is None:
+        return None
+    return Board(problem, mesh, joined, states(len(mesh), problem.work.phase), rates, batches, pairs)
 
 
 def price_tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:

@@ -13,21 +13,20 @@ from pathlib import Path
 
 import msgspec
 
-from mesh.chips import Chip, chip_names, read_chip
+from mesh.chips import Chip
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
-from planner.plan.layout import Layout
-from planner.plan.layout_file import layout_of
+from mesh.version import VERSION
+from planner.plan.layout_file import chip_of, layout_of
 from planner.plan.plan import Plan
 from planner.plan.planfile import pick_plan, read_plan
 from planner.plan.pricing import price_layout
-from planner.plan.roles_text import roles_over
 from planner.query.query import TWO, Fixed, Progress, Query, fixed_roles, programs_of, silent
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
-from planner.version import VERSION
+from strategies.layout import BoundLayout
 from strategies.models.workload import Workload
 from strategies.notation import Program
 from strategies.readers.cost import speeds
@@ -120,25 +119,12 @@ def sensitivity(
     return _report(subject, str(path), pick, swing, progress)
 
 
-def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
-    """The chip of a chip file; raises `InputError` where it is not the plan's, or where the plan needs one."""
-    name = plan.slice.partition(":")[0].lower()
-    if path is None:
-        if name not in chip_names():
-            raise InputError(f"the plan is for {plan.slice}, no built-in chip: name its chip file, as for `plan`")
-        return None
-    chip = read_chip(Path(path))
-    if chip.name.lower() != name:
-        raise InputError(f"chip_file '{path}' has the chip {chip.name!r}; the plan is for {plan.slice}", "chip_file")
-    return chip
-
-
 @dataclass(frozen=True)
 class Subject:
     """A plan with the layout, slice and workload that it says; `kept` is its layout."""
 
     plan: Plan
-    kept: Layout
+    kept: BoundLayout
     slice_: Slice
     work: Workload
     programs: tuple[Program, ...] = ()
@@ -245,7 +231,7 @@ def changes(kept: Plan, best: Plan | None) -> tuple[Change, ...]:
     """The components whose program differs, or over how many devices a role is played."""
     if best is None:
         return ()
-    texts = [{one.component: roles_over(one, plan.mesh) for one in plan.layouts} for plan in (kept, best)]
+    texts = [{one.component: one.roles_over(plan.mesh) for one in plan.layouts} for plan in (kept, best)]
     return tuple(
         Change(component=name, kept=before, best=texts[1][name])
         for name, before in texts[0].items()

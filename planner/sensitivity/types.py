@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.plan.plan import LayoutOf, MeshAxes, Value
+from planner.plan.plan import Value
+from strategies.layout import ComponentLayout, MeshAxes
 from strategies.models.workload import Dtypes
 
 SCHEMA = "meshwright.sensitivity/1"
@@ -13,7 +14,7 @@ class Best(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     step_s: float
     mesh: MeshAxes
-    layouts: tuple[LayoutOf, ...]
+    layouts: tuple[ComponentLayout, ...]
 
 
 class Change(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,12 +13,12 @@ from dataclasses import replace
 import msgspec
 
 from mesh.slices import Slice
-from planner.candidate import price_candidate
 from planner.plan.file_proof import Proof
 from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Progress
+from planner.search.candidate import price_candidate
 from planner.serve.query import ServeQuery, Way
 from planner.serve.rates import Steps
 from planner.serve.ways import PACES, way_on_one, ways_on_one

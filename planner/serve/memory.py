@@ -11,7 +11,7 @@ from mesh.slices import Slice
 from planner.plan.file_serving import Move, Together
 from planner.plan.plan import Plan
 from planner.serve.reshard import added, differing, insert_move, layers_of, weight_names, weights_move
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _switching(prefill: Plan, decode: Plan) -> float:
 
 def _stored(plan: Plan) -> Mapping[str, float]:
     """Bytes per device of every weight, of all its layers."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    sizes = plan.mesh.sizes
     found = {}
     for name in weight_names(plan):
         spec = plan.specs[name]

@@ -89,7 +89,7 @@ class Way:
 
     def dollars(self, asked: ServeQuery) -> float | None:
         """Dollars per million output tokens, of all chips for all the time; None without prices."""
-        prices = [price_of(asked.query.prices, plan.slice.partition(":")[0]) for plan in (self.prefill, self.decode)]
+        prices = [price_of(asked.query.prices, plan.chip_name) for plan in (self.prefill, self.decode)]
         if prices[0] is None or prices[1] is None:
             return None
         if self.transfer is None:

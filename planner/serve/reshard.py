@@ -19,13 +19,13 @@ import numpy as np
 from mesh.pieces import Piece
 from mesh.slices import Slice
 from planner.plan.file_serving import Move
-from planner.plan.plan import Plan, TensorSpec
-from planner.plan.transfer import gather_s, swap_s, torus_pieces
-from strategies.models.dtypes import dtype_bytes
+from planner.plan.plan import Plan
+from planner.plan.transfer import gather_s, swap_s
+from strategies.models.workload import dtype_bytes
 from strategies.readers.rates import Floats, Ints
+from strategies.readers.specs import TensorSpec
 
 Cut = tuple[Piece, ...]
-CACHES = ("Kc", "Vc")
 NORM = "/norm"
 
 
@@ -43,15 +43,14 @@ class Box:
 
 def weight_names(plan: Plan) -> tuple[str, ...]:
     """The plan's weights: its specs but the caches."""
-    return tuple(name for name in plan.specs if name.rpartition("/")[2] not in CACHES)
+    return tuple(name for name, spec in plan.specs.items() if not spec.is_cache)
 
 
 def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
     """How a plan cuts a tensor, in pieces of the torus that are joined where they are adjacent."""
-    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.pieces, strict=True))
+    pieces = dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     cuts = {
-        dim: _joined([p for axis in axes for p in torus_pieces(pieces[axis], slice_)])
-        for dim, axes in zip(spec.dims, spec.axes, strict=True)
+        dim: _joined([p for axis in axes for p in pieces[axis]]) for dim, axes in zip(spec.dims, spec.axes, strict=True)
     }
     return Box(cuts)
 
@@ -109,13 +108,8 @@ def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     ceil(p / ways) requests. Where either cuts S, positions lie in another order (zigzag, striped, another length), so
     a device has 1/ways of those it needs.
     """
-    moves = []
-    for layout in decode.layouts:
-        for cache in CACHES:
-            name = f"{layout.component}/{cache}"
-            if name in decode.specs:
-                moves.append(_cache_move(name, prefill, decode, slice_))
-    return added(moves)
+    names = [name for layout in decode.layouts for name in decode.caches(layout.component)]
+    return added([_cache_move(name, prefill, decode, slice_) for name in names])
 
 
 def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
@@ -126,7 +120,7 @@ def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     elements = sum(group.count * group.attention.kv_elements(prefill.context) for group in groups)
     ways = prod(piece.size for piece in after.dims["B"])
     requests = ceil(prefill.batch / ways) * ways
-    nbytes = requests * elements / len(CACHES) * dtype_bytes(spec.dtype)
+    nbytes = requests * elements / len(decode.caches(layout.component)) * dtype_bytes(spec.dtype)
     return box_move(before, after, nbytes, slice_, frozenset("BS"))
 
 

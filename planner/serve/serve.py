@@ -13,17 +13,17 @@ from functools import partial
 from itertools import product
 
 from mesh.slices import Slice
+from mesh.version import VERSION
 from planner.best.nothing import NothingFits, nothing_fits
 from planner.best.sweep import Sweep, covered, sweep
-from planner.candidate import Candidate
 from planner.plan.file_serving import Serving, ServingEntry
 from planner.plan.planfile import INTERRUPTED, SCHEMA, PlanFile, Search
 from planner.query.query import CP_SAT, Progress, silent
+from planner.search.candidate import Candidate
 from planner.serve.coupled import proved_ways
 from planner.serve.query import ServeQuery, Way
 from planner.serve.share import by_letters, leaner, sharing
 from planner.serve.ways import Priced, numbered, shown, ways_on_one, ways_on_two
-from planner.version import VERSION
 
 PHASES = ("prefill", "decode")
 ON_ONE = ("batched", "interleaved")

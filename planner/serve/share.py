@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mesh.slices import Slice
-from planner.candidate import Candidate
 from planner.plan.plan import Plan
+from planner.search.candidate import Candidate
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
 from planner.serve.memory import Pair

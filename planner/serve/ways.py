@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
-from planner.candidate import Candidate, price_candidate
 from planner.plan.file_serving import Together
 from planner.plan.plan import Plan
 from planner.plan.transfer import Side, side_of, transfer
+from planner.search.candidate import Candidate, price_candidate
+from planner.search.pareto import undominated
 from planner.search.problem import Choice
 from planner.serve.memory import Pair, prefill_steps
 from planner.serve.query import ServeQuery, Way
@@ -144,12 +145,10 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     def key(one: Candidate) -> tuple[float, float, int]:
         return one.choice.step_s, -one.tokens_per_s_per_chip, one.slice_.chips
 
-    kept: dict[str, list[Candidate]] = {}
+    by_chip: dict[str, list[Candidate]] = {}
     for one in sorted(candidates, key=lambda c: (key(c), c.slice_.name, c.choice.batch)):
-        others = kept.setdefault(one.slice_.chip.name, [])
-        if not any(all(a <= b for a, b in zip(key(other), key(one), strict=True)) for other in others):
-            others.append(one)
-    return [one for others in kept.values() for one in others]
+        by_chip.setdefault(one.slice_.chip.name, []).append(one)
+    return [one for alike in by_chip.values() for one in undominated(alike, key)]
 
 
 def shown(ways: Sequence[Way], asked: ServeQuery) -> list[Way]:

@@ -12,7 +12,7 @@ import msgspec
 
 from mesh.chips import closest
 from mesh.errors import InputError
-from planner.plan.layout_file import Given
+from strategies.layout import Layout
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes
 
@@ -104,7 +104,7 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
     ranked_apart: float = 0.1
     best_of: tuple[str, ...] = ()
     knee: float | None = None
-    layouts: dict[str, Given]
+    layouts: dict[str, Layout]
     points: tuple[StepPoint, ...]
     races: tuple[Race, ...] = ()
 
@@ -178,7 +178,7 @@ class Limits(Head, frozen=True, kw_only=True, tag="max-context", tag_field="kind
     heads: int
     kv: str
     cache_budget_bytes: float
-    layout: Given
+    layout: Layout
     points: tuple[Limit, ...]
 
 
@@ -196,7 +196,7 @@ class Serving(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"):
     """Served throughput, which decoding alone must exceed: a bound, not a time."""
 
     slice: str
-    layout: Given
+    layout: Layout
     points: tuple[Served, ...]
 
 

@@ -11,12 +11,13 @@ from mesh.chips import Reached
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.plan.accuracy import slice_at
-from planner.plan.layout_file import Given, laid_out
+from planner.plan.layout_file import bind_checked
 from planner.plan.plan import Plan, StepPlan
 from planner.plan.pricing import price_layout
 from planner.validate.measured import Curve, StepPoint, Steps
 from planner.validate.terms import AT_ONE, Terms, terms_of, terms_of_collectives
 from strategies.components import components
+from strategies.layout import Layout
 from strategies.models.configs import load_model
 from strategies.models.models import Model
 from strategies.models.workload import Workload
@@ -35,9 +36,9 @@ def model_of(name: str | Model, heads: int | None = None, **attention: int) -> M
     return msgspec.structs.replace(model, groups=groups)
 
 
-def price_one(given: Given, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
+def price_one(given: Layout, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
     """A given layout at the workload's one batch."""
-    layout = laid_out(given, slice_, components(model, work), Path(where))
+    layout = bind_checked(given, slice_, components(model, work), Path(where))
     batch = work.batches[0]
     return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
 
@@ -106,9 +107,7 @@ def collective_s(
 ) -> list[float]:
     """Seconds of one collective at several sizes of its gathered array, at the slice's constants."""
     rates = rates_of(slice_, group)
-    per_byte, latency_s = float(rates.s_per_byte[kind][1]), float(rates.latency_s[kind][1])
-    combine = sum if rates.additive else max
-    return [combine((size * per_byte, latency_s)) for size in sizes]
+    return [rates.seconds(kind, size) for size in sizes]
 
 
 def default_of(slice_: Slice) -> Reached:

@@ -26,6 +26,7 @@ from planner.validate.scores import (
     Scored,
     SetScore,
     all_errors,
+    described,
     errors_of,
 )
 
@@ -41,20 +42,12 @@ def score_curves(name: str, data: Curves) -> SetScore:
         points += scored
         fits[curve.name] = (curve, found)
     return SetScore(
-        name=name,
-        title=data.title,
-        source=data.source,
-        date=data.date,
-        software=data.software,
-        harness=data.harness,
-        inferred=data.inferred,
-        not_modelled=data.not_modelled,
+        **described(name, data),
         unit="s",
         chip_constants={s.chip.name: default_of(s) for s in (parse_slice(curve.slice) for curve in data.curves)},
         calibrations=tuple(_calibration(curve, found, data) for curve, found in fits.values()),
         points=tuple(points),
         errors=all_errors(points),
-        rankings=(),
         notes=tuple(_notes(data, fits)),
         targets=tuple(
             Judged(

@@ -11,7 +11,7 @@ from mesh.slices import parse_slice
 from planner.plan.accuracy import slice_at
 from planner.validate.measured import Limit, Limits, Measured, Microbenchmarks, Serving
 from planner.validate.points import default_of, model_of, price_one
-from planner.validate.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors
+from planner.validate.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors, described
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes, Workload
 
@@ -102,20 +102,10 @@ def _scored(
     name: str, data: Measured, unit: str, points: Sequence[Scored], worst: float, notes: tuple[str, ...]
 ) -> SetScore:
     return SetScore(
-        name=name,
-        title=data.title,
-        source=data.source,
-        date=data.date,
-        software=data.software,
-        harness=data.harness,
-        inferred=data.inferred,
-        not_modelled=data.not_modelled,
+        **described(name, data),
         unit=unit,
-        chip_constants={},
-        calibrations=(),
         points=tuple(points),
         errors=all_errors(points),
-        rankings=(),
         notes=notes,
         targets=tuple(Judged(what=t.what, of=t.of, found=worst, at_most=t.at_most) for t in data.targets),
     )

@@ -32,9 +32,10 @@ from planner.validate.scores import (
     Scored,
     SetScore,
     all_errors,
+    described,
     errors_of,
 )
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 
 def score_steps(name: str, data: Steps) -> SetScore:
@@ -59,14 +60,7 @@ def score_steps(name: str, data: Steps) -> SetScore:
     races = [_race(data, race, found.reached) for race in data.races]
     ratios = dict(_best_found(data, found.reached, points))
     return SetScore(
-        name=name,
-        title=data.title,
-        source=data.source,
-        date=data.date,
-        software=data.software,
-        harness=data.harness,
-        inferred=data.inferred,
-        not_modelled=data.not_modelled,
+        **described(name, data),
         unit="s",
         chip_constants={parse_slice(data.slice).chip.name: start},
         calibrations=(_calibration(found, len(points), len(set(configurations))),),

@@ -5,9 +5,13 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
+
+import msgspec
 
 from mesh.chips import Reached
 from planner.plan.plan import Value
+from planner.validate.measured import Head
 
 BOUND, SHEET, CHIP, FITTED, CALIBRATED = "lower bound", "data sheet", "chip", "fitted", "calibrated"
 COMPUTED = "computed"
@@ -88,12 +92,12 @@ class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inferred: tuple[str, ...]
     not_modelled: tuple[str, ...]
     unit: str
-    chip_constants: dict[str, Reached]
-    calibrations: tuple[Calibration, ...]
+    chip_constants: dict[str, Reached] = msgspec.field(default_factory=dict)
+    calibrations: tuple[Calibration, ...] = ()
     points: tuple[Scored, ...]
     errors: tuple[Errors, ...]
-    rankings: tuple[Ranked, ...]
-    notes: tuple[str, ...]
+    rankings: tuple[Ranked, ...] = ()
+    notes: tuple[str, ...] = ()
     targets: tuple[Judged, ...]
 
 
@@ -108,6 +112,14 @@ class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def holds(self) -> bool:
         """Whether every target is met."""
         return all(target.met for one in self.sets for target in one.targets)
+
+
+def described(name: str, head: Head) -> dict[str, Any]:
+    """What a score says of its data set: its name, and the fields of its head but the targets."""
+    return {"name": name} | {field: getattr(head, field) for field in _DESCRIBED}
+
+
+_DESCRIBED = ("title", "source", "date", "software", "harness", "inferred", "not_modelled")
 
 
 def errors_of(points: Sequence[Scored], constants: str, of: str = "") -> Errors:

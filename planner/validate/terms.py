@@ -1,8 +1,7 @@
 """Seconds of many points as functions of what programs reach: priced once, then evaluated for any constants.
 
     seconds = sum over steps of max(FLOPs / matmul, bytes / hbm) + bytes moved / link + hops x hop + launches x launch
-              less what gathers of weights take behind the matmuls of their component,
-              and what hops and launches take while weights are read ahead
+              less what overlaps in each component (`strategies.readers.overlap`)
 
 which is what `pricing.price_layout` gives on `Slice.reaching` those constants (a test says so).
 """
@@ -17,6 +16,8 @@ import numpy as np
 
 from mesh.chips import Reached
 from planner.plan.plan import Plan, StepPlan
+from strategies.primitives import reads_ahead
+from strategies.readers.overlap import overlapped_s
 from strategies.readers.rates import Flags, Floats, Ints
 
 AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
@@ -50,15 +51,14 @@ class Terms:
         roof_s, wait_s = np.maximum(flops_s, hbm_s), self.hops_s * reached.hop + self.launches * reached.launch_s
         comm_s = self.bandwidth_s / reached.link + wait_s
         body_s = self._of_components(roof_s * self.body)
-        gathers_s = np.minimum(body_s, self._of_components(comm_s * self.behind))
+        gathers_s, latency_s = self._of_components(comm_s * self.behind), self._of_components(wait_s * ~self.behind)
         spare_s = self._of_components(np.maximum(hbm_s - flops_s, 0.0) * self.matmul)
         ahead_s = np.zeros(len(spare_s))
         ahead_s[self.component] = self.ahead_s / reached.hbm
-        room_s = np.minimum(np.minimum(spare_s, ahead_s), body_s - gathers_s)
-        waits_s = np.minimum(self._of_components(wait_s * ~self.behind), room_s)
+        hidden_s = np.asarray(overlapped_s(body_s, gathers_s, latency_s, spare_s, ahead_s))
         of = np.zeros(len(spare_s), dtype=np.int64)
         of[self.component] = self.point
-        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, gathers_s + waits_s, self.points)
+        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, hidden_s, self.points)
 
     def _of_components(self, values: Floats) -> Floats:
         return _sums(self.component, values, int(self.component.max(initial=0)) + 1)
@@ -89,7 +89,7 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
         for s in filter(keep, plan.cost.steps):
             component = components.setdefault((number, s.component), len(components))
             moved = (sum(c.bandwidth_s for c in s.comms), sum(c.hops_s for c in s.comms), _launches(s))
-            flags = (s.part == "body", s.behind, s.op == "Einsum")
+            flags = (s.part == "body", s.behind, reads_ahead(s.op))
             values = (s.flops_s, s.hbm_s, *moved, plan.prefetch_s)
             rows.append((number, component, *flags, *(s.layers * value for value in values)))
     return _terms(len(plans), rows)

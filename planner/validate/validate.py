@@ -1,11 +1,18 @@
-"""`validate`: predictions beside published measurements, per data set, and whether the stated targets are met."""
+"""`validate`: predictions beside published measurements, per data set, and whether the stated targets are met.
+
+`error_bars` are what plans carry of it, in data/accuracy.json.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mesh.chips import Reached
 from mesh.errors import InputError
+from mesh.slices import parse_slice
+from mesh.version import VERSION
+from planner.plan.accuracy import OWN, ErrorBar
 from planner.validate.measured import (
     MEASURED,
     Curves,
@@ -20,10 +27,10 @@ from planner.validate.measured import (
 from planner.validate.score_curves import score_curves
 from planner.validate.score_others import score_limits, score_microbenchmarks, score_serving
 from planner.validate.score_steps import score_steps
-from planner.validate.scores import SetScore, Validation
-from planner.version import VERSION
+from planner.validate.scores import CALIBRATED, CHIP, SHEET, SetScore, Validation, errors_of
 
 SCHEMA = "meshwright.validation/1"
+_DIGITS = 6  # of constants in error bars
 
 
 def validate(
@@ -54,3 +61,45 @@ def score(name: str, data: Measured) -> SetScore:
             return score_serving(name, data)
         case Microbenchmarks():
             return score_microbenchmarks(name, data)
+
+
+def error_bars(found: Validation, folder: Path = MEASURED) -> tuple[ErrorBar, ...]:
+    """The error bars that the sets of whole steps give."""
+    bars: list[ErrorBar] = []
+    for one in found.sets:
+        data = read_set(one.name, folder)
+        if isinstance(data, Steps) and not data.only:
+            bars += _bars(one, data)
+    return tuple(bars)
+
+
+def _bars(one: SetScore, data: Steps) -> list[ErrorBar]:
+    chip = parse_slice(data.slice).chip
+    phases = [point.phase or data.phase for point in data.points]
+    fitted = _rounded(one.calibrations[0].reached)
+    kinds = ((OWN[0], CHIP, chip.reached), (OWN[1], SHEET, None), (one.name, CALIBRATED, fitted))
+    bars = []
+    for phase in dict.fromkeys(phases):
+        chosen = [p for p, its in zip(one.points, phases, strict=True) if its == phase]
+        for constants, predicted, reached in kinds:
+            errors = errors_of(chosen, predicted)
+            bars.append(
+                ErrorBar(
+                    chip=chip.name,
+                    phase=phase,
+                    set=one.name,
+                    constants=constants,
+                    reached=reached,
+                    points=errors.points,
+                    median=float(f"{errors.median:.3g}"),
+                    worst=float(f"{errors.worst:.3g}"),
+                )
+            )
+    return bars
+
+
+def _rounded(reached: Reached) -> Reached:
+    """To six digits; what is below a millionth of a data sheet's hop or launch is none."""
+    values = {name: getattr(reached, name) for name in reached.__struct_fields__}
+    small = {"hop": 1e-6, "launch_s": 1e-12}
+    return Reached(**{n: 0.0 if v < small.get(n, 0.0) else float(f"{v:.{_DIGITS}g}") for n, v in values.items()})

@@ -7,7 +7,9 @@ its value, the default the exact one. `mesh.collectives` prices real slices; the
 """
 
 import math
+from dataclasses import dataclass
 
+from mesh.errors import InputError
 from strategies.book.intensity import break_even_uses, checked
 
 
@@ -112,17 +114,32 @@ def hidden_passes(*, gated: bool) -> int:
     return 3 if gated else 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """n = x * yz chips: `x` of them cut D, over `x_axes` mesh axes, and `yz` cut F, over `yz_axes`.
+
+    Raises `InputError` where a number is not positive and finite.
+    """
+
+    x: float
+    yz: float
+    x_axes: int = 1
+    yz_axes: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("x", "yz", "x_axes", "yz_axes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be finite and positive. Got {name}={getattr(self, name)}")
+
+
 @checked
 def ws2d_comms_s(
     *,
     batch: float,
     d: float,
     f: float,
-    x: float,
-    yz: float,
+    grid: Grid,
     ici_bytes_per_s: float,
-    x_axes: int = 1,
-    yz_axes: int = 2,
     gated: bool = False,
     act_bytes: float = 2.0,
     limit: bool = False,
@@ -132,12 +149,12 @@ def ws2d_comms_s(
     AllGather_YZ and ReduceScatter_YZ of [B, D_X], and the sum over X of [B, F_YZ] in `hidden_passes` p:
     2a*BD/(X * yz_axes * W) * (yz-1)/yz + p*a*BF/(YZ * x_axes * W) * (x-1)/x.
 
-    >>> ws2d_comms_s(batch=10, d=6000, f=24000, x=4, yz=32, ici_bytes_per_s=1e9, limit=True)  # 3e-5 + 3e-5
+    >>> ws2d_comms_s(batch=10, d=6000, f=24000, grid=Grid(x=4, yz=32), ici_bytes_per_s=1e9, limit=True)  # 3e-5 + 3e-5
     6e-05
     """
-    model_bytes = 2 * act_bytes * batch * d / x * moved_share(ways=yz, limit=limit)
-    hidden_bytes = hidden_passes(gated=gated) * act_bytes * batch * f / yz * moved_share(ways=x, limit=limit)
-    return (model_bytes / yz_axes + hidden_bytes / x_axes) / ici_bytes_per_s
+    model_bytes = 2 * act_bytes * batch * d / grid.x * moved_share(ways=grid.yz, limit=limit)
+    hidden_bytes = hidden_passes(gated=gated) * act_bytes * batch * f / grid.yz * moved_share(ways=grid.x, limit=limit)
+    return (model_bytes / grid.yz_axes + hidden_bytes / grid.x_axes) / ici_bytes_per_s
 
 
 @checked

@@ -7,6 +7,7 @@ critical batch are in `strategies.book.intensity`, the forms with ICI in `strate
 """
 
 import math
+from dataclasses import dataclass, fields
 
 from mesh.errors import InputError
 from strategies.book.intensity import checked, roofline_s
@@ -14,29 +15,44 @@ from strategies.book.intensity import checked, roofline_s
 # Sizes.
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """Layers of one shape, as the book writes them: L, D, F, N, K, H and V.
+
+    `mlp_matrices` is 2 for an MLP that is not gated; `vocab_matrices` is 1 where the embedding is tied. Raises
+    `InputError` on a negative size.
+    """
+
+    layers: int
+    d: int
+    f: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    mlp_matrices: int = 3
+    vocab_matrices: int = 2
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not 0 <= getattr(self, field.name) < math.inf:
+                value = getattr(self, field.name)
+                raise InputError(f"{field.name} must be finite and not negative. Got {field.name}={value}")
+
+
 @checked
-def transformer_params(
-    *,
-    layers: int,
-    d: int,
-    f: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocab: int,
-    experts: int = 1,
-    mlp_matrices: int = 3,
-    vocab_matrices: int = 2,
-) -> int:
+def transformer_params(shape: Transformer, *, experts: int = 1) -> int:
     """Parameters as the book counts them (no norms, biases or router): L*D*(3EF + 2H(N + K)) + 2DV.
 
-    `experts=k` gives the active ones; `mlp_matrices=2` is a non-gated MLP; `vocab_matrices=1` is tied. Ch. 7.
+    `experts=E` counts all of them, `experts=k` the active ones. Ch. 7.
 
-    >>> transformer_params(layers=2, d=10, f=40, heads=2, kv_heads=1, head_dim=5, vocab=100)  # 20*150 + 2000
+    >>> small = Transformer(layers=2, d=10, f=40, heads=2, kv_heads=1, head_dim=5, vocab=100)
+    >>> transformer_params(small)  # 20*150 + 2000
     5000
     """
-    per_layer = d * (mlp_matrices * experts * f + 2 * head_dim * (heads + kv_heads))
-    return layers * per_layer + vocab_matrices * d * vocab
+    heads = 2 * shape.head_dim * (shape.heads + shape.kv_heads)
+    per_layer = shape.d * (shape.mlp_matrices * experts * shape.f + heads)
+    return shape.layers * per_layer + shape.vocab_matrices * shape.d * shape.vocab
 
 
 @checked

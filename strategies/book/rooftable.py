@@ -13,8 +13,8 @@ from mesh.errors import InputError
 from mesh.slices import Slice
 from strategies.book.intensity import critical_batch_tokens, expected_distinct_experts
 from strategies.book.roofline import largest_batch, min_step_s
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import LayerGroup, Model, with_kv_heads
+from strategies.models.workload import dtype_bytes
 
 
 class RooflineRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 from mesh.errors import InputError
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import LayerGroup, Model
 
 LARGEST_CONTEXT = 100_000_000
 LARGEST_BATCH = 10_000_000
-
-
 CACHE_STEP = 256
+"""Slots of a cache come in whole steps of so many: see `cache_slots`."""
+DTYPE_BYTES: Mapping[str, float] = MappingProxyType({"f32": 4, "bf16": 2, "f16": 2, "fp8": 1, "int8": 1, "int4": 0.5})
+"""Bytes of a value of each dtype that weights, caches and activations may have."""
+
+
+def dtype_bytes(name: str) -> float:
+    """Bytes of one value of dtype `name`.
+
+    >>> dtype_bytes("bf16"), dtype_bytes("int4")
+    (2, 0.5)
+    """
+    try:
+        return DTYPE_BYTES[name]
+    except KeyError:
+        known = ", ".join(DTYPE_BYTES)
+        raise InputError(f"dtype {name!r} is not known; expected one of: {known}") from None
 
 
 class Dtypes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +60,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise InputError("no batch given; expected at least one, such as 64 or 1,8,64")
         for batch in self.batches:
             check_count("batch", batch, LARGEST_BATCH)
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
+        return self.context if self.phase == "prefill" else 1
 
 
 def check_count(name: str, value: int, largest: int) -> None:

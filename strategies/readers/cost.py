@@ -1,8 +1,7 @@
 """The cost reader: what a program's steps take on a mesh, on numbers or on arrays of assignments at once.
 
     step_s        = sum over steps of max(FLOPs time, HBM time) + sum of collectives      (the estimate)
-                    less what gathers of weights, which wait for no activation, take behind the component's matmuls,
-                    and what hops and launches take while the next weights are read into VMEM
+                    less what overlaps: the rule and its reason are in `strategies.readers.overlap`
     lower_bound_s = max(the first sum, the second)             everything overlaps
     upper_bound_s = FLOPs + HBM + collectives                  nothing overlaps
 
@@ -20,13 +19,14 @@ import numpy as np
 
 from mesh.chips import Chip
 from mesh.errors import InputError
-from strategies.models.dtypes import dtype_bytes
-from strategies.models.workload import Dtypes
+from strategies.kinds import KINDS
+from strategies.models.workload import Dtypes, dtype_bytes
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
-from strategies.readers.prices import Comm, Number, Work
+from strategies.readers.axis_sets import Masks
+from strategies.readers.overlap import behind_s, collective_s, room_s
 from strategies.readers.rates import Flags, Ints, Rates
-from strategies.tables.axis_sets import Masks
 
 INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
 
@@ -78,47 +78,36 @@ def classes(program: Program) -> dict[str, str]:
     found = dict.fromkeys(program.weights, "weight") | dict.fromkeys(program.cache, "cache")
     found |= dict.fromkeys((name for name in program.index if name in ("pos", "tok")), "index")
     for step in program.steps:
+        made = PRIMITIVES[step.op].made
         for number, target in enumerate(step.outputs):
-            moves = step.op in ("AllGather", "Slice", "AllToAll")
-            source = step.inputs[number].name if moves else ""
-            made = "statistic" if step.op in ("SumSq", "Sum") else found.get(source, "activation")
-            found.setdefault(target.name, made)
+            kept = found.get(step.inputs[number].name, "activation") if made == "operand" else made
+            found.setdefault(target.name, kept)
     return found
 
 
 class ArrayScope:
-    """A `prices.Scope` over many assignments: masks of mesh axes per program axis, [rows, 1]."""
+    """A `prices.Scope` over many assignments, or over one: masks of mesh axes per program axis, [rows, 1]."""
 
     def __init__(
         self,
         program: Program,
-        masks: Mapping[str, Ints],
+        masks: Masks,
         sizes: Mapping[str, Number],
         rates: Rates,
         widths: Mapping[str, float],
     ) -> None:
         self.program, self.masks, self.sizes, self.rates, self.widths = program, masks, sizes, rates, widths
         self.classes = classes(program)
-        self._masks: dict[Axes, Ints] = {}
         self._elements: dict[object, Number] = {}
 
     def take(self, rows: Ints, columns: Ints | None = None) -> ArrayScope:
         """A scope over these rows only, and these columns (None: all)."""
-        masks = self.masks
-        masks = masks.take(rows) if isinstance(masks, Masks) else {axis: mask[rows] for axis, mask in masks.items()}
         sizes = {name: _part(size, rows, columns) for name, size in self.sizes.items()}
-        return ArrayScope(self.program, masks, sizes, self.rates, self.widths)
+        return ArrayScope(self.program, self.masks.take(rows), sizes, self.rates, self.widths)
 
     def mask(self, axes: Axes) -> Ints:
         """The set of mesh axes that play these program axes, as bits."""
-        if isinstance(self.masks, Masks):
-            return self.masks.union(axes)
-        if axes not in self._masks:
-            total: Ints = np.zeros((1, 1), dtype=np.int64)
-            for axis in axes:
-                total = total | self.masks[axis]
-            self._masks[axes] = total
-        return self._masks[axes]
+        return self.masks.union(axes)
 
     def ways(self, axes: Axes) -> Number:
         """Devices over which these program axes cut."""
@@ -179,12 +168,15 @@ class CommCost:
     @property
     def seconds(self) -> Number:
         """Both terms, or the longer of the two: see `Rates.additive`."""
-        return self.bandwidth_s + self.latency_s if self.additive else np.maximum(self.bandwidth_s, self.latency_s)
+        return collective_s(self.bandwidth_s, self.latency_s, self.additive)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step, priced on one device; `behind`: a gather of weights, which waits for no activation."""
+    """One step, priced on one device; `behind`: a gather of weights, which waits for no activation.
+
+    `reads_ahead`: a matmul, whose weights can be read while collectives' hops pass.
+    """
 
     step: Step
     work: Work
@@ -192,11 +184,12 @@ class StepCost:
     hbm_s: Number
     comms: tuple[CommCost, ...]
     behind: bool
+    reads_ahead: bool
 
     @property
     def spare_s(self) -> Number:
         """HBM time beyond the FLOPs' of a matmul: what its weights, read ahead, would not take when it runs."""
-        return np.maximum(self.hbm_s - self.flops_s, 0.0) if self.step.op == "Einsum" else 0.0
+        return np.maximum(self.hbm_s - self.flops_s, 0.0) if self.reads_ahead else 0.0
 
 
 def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
@@ -205,17 +198,25 @@ def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
 
 
 def price_step(step: Step, scope: ArrayScope, fast: Speeds) -> StepCost:
-    """One step of the scope's program, priced."""
-    work = PRIMITIVES[step.op].price(step, scope)
+    """One step of the scope's program, priced.
+
+    Raises `ValueError` where its price asks for a kind of collective that its primitive does not name.
+    """
+    primitive = PRIMITIVES[step.op]
+    work = primitive.price(step, scope)
+    for comm in work.comms:
+        if comm.kind not in primitive.collectives:
+            raise ValueError(f"the price of {step.op} asks for a collective that its primitive lacks: {comm.kind}")
     comms = tuple(_price_comm(comm, scope) for comm in work.comms)
-    behind = step.op == "AllGather" and scope.rates.additive and all(map(scope.is_weight, step.inputs))
-    return StepCost(step, work, work.flops / fast.flops_per_s, work.hbm_bytes / fast.hbm_bytes_per_s, comms, behind)
+    behind = primitive.hides and scope.rates.additive and all(map(scope.is_weight, step.inputs))
+    flops_s, hbm_s = work.flops / fast.flops_per_s, work.hbm_bytes / fast.hbm_bytes_per_s
+    return StepCost(step, work, flops_s, hbm_s, comms, behind, primitive.reads_ahead)
 
 
 def _price_comm(comm: Comm, scope: ArrayScope) -> CommCost:
     mask = scope.mask(comm.axes)
     rates = scope.rates
-    reduced = rates.reduced[mask] & (comm.kind == "ReduceScatter")
+    reduced = rates.reduced[mask] & (KINDS[comm.kind].whole_as is not None)
     bandwidth_s = comm.nbytes * rates.s_per_byte[comm.kind][mask] * comm.times
     return CommCost(comm, bandwidth_s, rates.latency_s[comm.kind][mask] * comm.times, reduced, rates.additive)
 
@@ -237,7 +238,7 @@ class Totals:
     def add(self, cost: StepCost, times: int = 1) -> None:
         """Add a step that runs `times` times."""
         self.roof_s = self.roof_s + times * np.maximum(cost.flops_s, cost.hbm_s)
-        if cost.step.op == "Einsum":
+        if cost.reads_ahead:
             self.spare_s = self.spare_s + times * cost.spare_s
         for comm in cost.comms:
             self.comm_s = self.comm_s + times * comm.seconds
@@ -262,12 +263,11 @@ class Totals:
     @property
     def step_s(self) -> Number:
         """The estimate, before anything is read ahead."""
-        return self.roof_s + self.comm_s - np.minimum(self.roof_s, self.behind_s)
+        return self.roof_s + self.comm_s - behind_s(self.roof_s, self.behind_s)
 
     def room_s(self, prefetch_s: float) -> Number:
         """How long weights can be read ahead: while VMEM has room, and not in time that gathers fill already."""
-        left_s = self.roof_s - np.minimum(self.roof_s, self.behind_s)
-        return np.minimum(np.minimum(self.spare_s, prefetch_s), left_s)
+        return room_s(self.roof_s, self.behind_s, self.spare_s, prefetch_s)
 
     @property
     def lower_bound_s(self) -> Number:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
+from strategies.components import Component, entry_parts, exit_parts
+from strategies.models.workload import Workload
 from strategies.notation import Axes, Program, Step, Tensor
-from strategies.readers.cost import ArrayScope
-from strategies.readers.prices import Number
-
-_GATHERS = ("AllGather", "ReduceScatter", "AllToAll", "RingAttend", "AttendScatter")
-_READS = ("Einsum", "Attend", "Dispatch", "Combine", "Lookup", "ArgMax")
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
+from strategies.readers.cost import ArrayScope, Speeds
 
 
 def weight_bytes(scope: ArrayScope) -> Number:
@@ -22,11 +23,19 @@ def weight_bytes(scope: ArrayScope) -> Number:
 
 def cache_bytes(scope: ArrayScope) -> Number:
     """Bytes of the program's KV caches on one device: a share `kept` of the entries stays after the step."""
-    program = scope.program
-    tensors = {t.name: t for s in reversed(program.steps) for t in (*s.outputs, *s.inputs) if t.name in program.cache}
-    if not tensors:
+    caches = scope.program.caches
+    if not caches:
         return 0.0
-    return sum(scope.nbytes(t) for t in tensors.values()) * scope.size("kept")
+    return sum(scope.nbytes(t) for t in caches) * scope.size("kept")
+
+
+def norm_bytes(components: Sequence[Component], work: Workload, fast: Speeds) -> float:
+    """The norms' vectors between components and residual: counted whole on every device, which some layouts cut."""
+    vectors = 0
+    for component in components:
+        parts = (*entry_parts(component, work.phase), *exit_parts(component, work.phase))
+        vectors += component.times * sum(len(part.program.weights) for part in parts)
+    return vectors * components[0].dims["D"] * fast.widths["weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +119,15 @@ def _bytes(held: Held, scope: ArrayScope) -> Number:
 
 def _beside(step: Step, held: Held, scope: ArrayScope, needed: bool) -> Number:
     """Bytes of a step's operand that live beside its result."""
-    if needed or step.op in _READS:
+    operands = PRIMITIVES[step.op].operands
+    if needed or operands == "read":
         return _bytes(held, scope)
-    return _bytes(held, scope) * (scope.ways(step.axes) > 1) if step.op in _GATHERS else 0.0
+    return _bytes(held, scope) * (scope.ways(step.axes) > 1) if operands == "sent" else 0.0
 
 
 def _cuts(step: Step) -> list[list[Axes]]:
-    """The axes that an AllGather takes off each dim of a tensor, for every tensor."""
-    if step.op != "AllGather":
+    """The axes that a gather takes off each dim of a tensor, for every tensor, where it must reorder them."""
+    if not PRIMITIVES[step.op].reorders:
         return []
     return [
         [d.axes[len(target.axes(d.name)) :] for d in source.dims if d.axes != target.axes(d.name)]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mesh.chips import Reached
 from mesh.collectives import Group, group
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice
+from strategies.kinds import KINDS, Kind
+from strategies.readers.overlap import collective_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-KINDS = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,10 @@ class Rates:
     launch_s: float = 0.0
     additive: bool = False
 
+    def seconds(self, kind: str, nbytes: float, mask: int = 1) -> float:
+        """Seconds of one collective over a set of mesh axes (the first) that ends with so many bytes."""
+        return float(collective_s(self.s_per_byte[kind][mask] * nbytes, self.latency_s[kind][mask], self.additive))
+
 
 def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
     """The tables of a mesh whose axes are made of these pieces, at what the chip's programs reach, if it says that.
@@ -54,31 +60,30 @@ def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
         ]
     )
     reached = slice_.chip.reached
-    share, slower, launch_s = (reached.link, reached.hop, reached.launch_s) if reached else (1.0, 1.0, 0.0)
-    gather = _of(groups, lambda g: (g.all_gather_in_turn_s_per_byte if reached else g.all_gather_s_per_byte) / share)
-    swap = _of(groups, lambda g: g.all_to_all_s_per_byte / share)
-    shift = _of(groups, lambda g: g.permute_s_per_byte / share)
-    hop = _of(groups, lambda g: g.hops * g.hop_latency_s * slower)
-    shift_hop = _of(groups, lambda g: g.permute_hops * g.hop_latency_s * slower)
-    phases = np.array([g.phases if g else 0 for g in groups])
-    single = np.minimum(phases, 1)
     reduced = (n == slice_.devices) & slice_.reduces_whole & (n > 1)
-    once = np.where(reduced, 2, 1)
-    launches = dict(zip(KINDS, (phases, once * phases, 2 * phases, single, single), strict=True))
-    hops = dict(zip(KINDS, (hop, once * hop, 2 * hop, hop, shift_hop), strict=True))
+    tables = {name: _tables(kind, groups, reached) for name, kind in KINDS.items()}
+    for name, kind in KINDS.items():
+        if kind.whole_as is not None:
+            own, whole = tables[name], tables[kind.whole_as]
+            tables[name] = [np.where(reduced, w, o) for o, w in zip(own, whole, strict=True)]
+    launch_s = reached.launch_s if reached else 0.0
     return Rates(
         n,
         reduced,
-        dict(zip(KINDS, (gather, once * gather, 2 * gather, swap, shift), strict=True)),
-        {kind: hops[kind] + launch_s * launches[kind] for kind in KINDS},
-        launches,
+        {name: s_per_byte for name, (s_per_byte, _, _) in tables.items()},
+        {name: hops_s + launch_s * launches for name, (_, hops_s, launches) in tables.items()},
+        {name: launches for name, (_, _, launches) in tables.items()},
         launch_s,
         additive=reached is not None,
     )
 
 
-def _of(groups: Sequence[Group | None], rate: Callable[[Group], float]) -> Floats:
-    return np.array([rate(g) if g else np.inf for g in groups])
+def _tables(kind: Kind, groups: Sequence[Group | None], reached: Reached | None) -> list[NDArray[Any]]:
+    """Of every group: seconds per byte, seconds of hops, and launches."""
+    share, slower = (reached.link, reached.hop) if reached else (1.0, 1.0)
+    s_per_byte = [kind.s_per_byte(g, reached is not None) / share if g else np.inf for g in groups]
+    hops_s = [kind.hops(g) * g.hop_latency_s * slower if g else np.inf for g in groups]
+    return [np.array(s_per_byte), np.array(hops_s), np.array([kind.phases(g) if g else 0 for g in groups])]
 
 
 def _group(slice_: Slice, pieces: list[Piece]) -> Group | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.components import IDLE, Body, Component, Part
-from strategies.notation import Axes
+from strategies.components import IDLE, Body, Component
+from strategies.readers.axis_sets import Masks, Plays, halves
+from strategies.readers.fit import fit_part
 from strategies.readers.rates import Ints, Rates
-from strategies.tables.axis_sets import Masks, Plays, halves
-from strategies.tables.sizes import Fit, Ways, fit
+from strategies.readers.sizes import Fit
 
 Rows = NDArray[np.int8]
 Rejection = tuple[str, str, int, dict[str, float]]
@@ -118,29 +118,6 @@ def plays_of(rows: Rows, choices: Sequence[str]) -> Plays:
 def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
     """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
     return plays_of(rows, choices).masks
-
-
-def fit_part(part: Part, component: Component, rates: Rates, masks: Mapping[str, Ints], batches: Ints) -> Fit:
-    """Sizes of a part's dims for every row, and which rows are possible."""
-
-    def ways(axes: Axes) -> Ints:
-        return ways_of(axes, masks, rates)
-
-    def classes(unions: frozenset[Axes]) -> tuple[Ways, Ints]:
-        first, row = plays.classes(frozenset(axes for axes in unions if axes))
-        here = plays.masks.take(first)
-        return lambda axes: rates.n[here.union(axes)], row
-
-    needs, pad = part.needs, part.program.pad
-    if isinstance(masks, Masks) and masks.rows is None:
-        plays = masks.plays
-        return fit(needs, component.dims, pad, batches, ways, plays.rows, classes)
-    return fit(needs, component.dims, pad, batches, ways, len(next(iter(masks.values()))) if masks else 1)
-
-
-def ways_of(axes: Sequence[str], masks: Mapping[str, Ints], rates: Rates) -> Ints:
-    """Devices over which these program axes cut, in every row: [rows, 1]."""
-    return rates.n[sum((masks[axis] for axis in axes), np.zeros((1, 1), dtype=np.int64))]
 
 
 def rejections(found: Fit, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:

@@ -15,11 +15,12 @@ import numpy as np
 
 from strategies.checker import Requirements
 from strategies.notation import Axes, Program, Step, Tensor
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import Plays, Unions
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_step
 from strategies.readers.memory import Moment, moment_bytes, moments
-from strategies.readers.prices import Number
 from strategies.readers.rates import Ints
-from strategies.tables.axis_sets import Plays, Unions
 
 Asking = TypeVar("Asking")
 
@@ -56,7 +57,7 @@ def _asked(axes: frozenset[Axes], tensors: Sequence[Tensor], program: Program, n
     padded |= dims & set(program.pad)
     found = axes | {by for name, by in needs.divides if name in padded}
     if "C" in dims:
-        found |= {s.outputs[0].axes("C") for s in program.steps if s.op == "Dispatch"}
+        found |= {s.outputs[0].axes("C") for s in program.steps if PRIMITIVES[s.op].slots}
     return frozenset(one for one in found if one)
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component, Part
+from strategies.prices import Number
+from strategies.readers.axis_sets import Plays
 from strategies.readers.cost import ArrayScope, Speeds, Totals
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import cache_bytes, weight_bytes
-from strategies.readers.prices import Number
 from strategies.readers.rates import Floats, Ints, Rates
-from strategies.tables.assignments import Rows, assignments, fit_part, rejections, ways_of
-from strategies.tables.axis_sets import Plays
+from strategies.tables.assignments import Rows, assignments, rejections
 from strategies.tables.dedup import peak_shared, price_shared
 
 
@@ -72,7 +73,8 @@ def price_body(
         (part, scope_of(part, found.sizes, plays.masks, rates, fast))
         for part, found in zip(body.parts, fits, strict=True)
     )
-    total, stored = Totals(), 0.0
+    total = Totals()
+    stored: Number = 0.0
     for number, (part, every) in enumerate(scopes):
         price_shared(every, part.needs, plays, fast, total, alive)
         scope = every.take(alive)
@@ -94,23 +96,3 @@ def price_body(
         alive,
         scopes,
     )
-
-
-def _slot_axes(part: Part) -> Sequence[str]:
-    """The program axes that cut the slots of experts where tokens are dispatched."""
-    return next((s.outputs[0].axes("C") for s in part.program.steps if s.op == "Dispatch"), ())
-
-
-def scope_of(
-    part: Part, sizes: Mapping[str, Number], masks: Mapping[str, Ints], rates: Rates, fast: Speeds
-) -> ArrayScope:
-    """A scope over rows, with the quantities that depend on the batch.
-
-    `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.
-    """
-    tokens = sizes["B"] * sizes.get("T", 1)
-    extra: dict[str, Number] = {"tokens": tokens}
-    if "experts" in sizes:
-        shards = ways_of(_slot_axes(part), masks, rates)
-        extra["C"] = shards * np.ceil(tokens * sizes["k"] / (sizes["experts"] * shards))
-    return ArrayScope(part.program, masks, {**sizes, **extra}, rates, fast.widths)

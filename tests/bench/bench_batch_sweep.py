@@ -19,7 +19,7 @@ from executor.devices import Unavailable
 from mesh.chips import Chip, read_chip
 from mesh.errors import InputError
 from strategies.book.intensity import break_even_uses, roofline_s
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 BATCHES = {"cpu": 256, "gpu": 2048, "tpu": 2048}  # up to there in powers of two
 SIDES = {"cpu": 2048, "gpu": 8192, "tpu": 8192}  # weights larger than a device's share of the caches

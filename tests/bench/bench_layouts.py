@@ -18,15 +18,17 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from executor.calibrate.calibrate import PLATFORMS, calibrate, device_mesh
+from executor.clock import REPEATS
 from executor.devices import Unavailable
 from executor.levels.shrink import F32
-from executor.levels.timing import REPEATS, label, measure, present_devices
+from executor.levels.timing import label, measure, present_devices
+from executor.loaded import load
 from mesh.chips import read_chip
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from planner.candidate import Candidate, price_candidate
 from planner.plan.plan import Plan
 from planner.query.query import Query
+from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import make_problem
 from planner.search.search import search
 from strategies.components import IDLE, Component, components
@@ -116,8 +118,8 @@ def compare_layouts(
     rows = []
     for plan in spread(layouts_of(slice_, model, work), layouts):
         progress(label(plan))
-        devices = present_devices(plan, slice_)
-        measured_s = measure(plan, slice_, devices, repeats=repeats)
+        loaded = load(plan, chip=slice_.chip)
+        measured_s = measure(loaded, present_devices(loaded), repeats=repeats)
         rows.append(Timed(layout=label(plan), priced_s=plan.cost.step_s, measured_s=measured_s))
     dtypes = f"{work.dtypes.weights} weights, {work.dtypes.compute} matmuls"
     what = f"{model.name}, {work.phase}, batch {work.batches[0]}, context {work.context}, {dtypes}, on {slice_.name}"

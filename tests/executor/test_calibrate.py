@@ -15,20 +15,21 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from oracles.torus import whole
 
 import executor.calibrate.calibrate as module
 import executor.calibrate.link_fit
 import meshwright
-from executor.calibrate.calibrate import Calibration, Effort, blocks, calibrate, chip_file, made
+from executor.calibrate.calibrate import Calibration, Effort, calibrate, chip_file, made
 from executor.calibrate.link_fit import Fit, Sample, link_fits, unit_rates
 from executor.devices import Unavailable
 from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import chip_names, load_chip
 from mesh.collectives import all_reduce, all_to_all, group
 from mesh.errors import InputError
-from mesh.pieces import whole
 from mesh.slices import parse_slice, slices_of
-from strategies.readers.rates import KINDS
+from meshwright.reports.calibrate import blocks
+from strategies.kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 LAUNCH_S = 4e-4
@@ -192,9 +193,9 @@ def test_what_is_not_here_cannot_be_calibrated() -> None:
         calibrate("cpu", count=64)
     with pytest.raises(InputError, match="expected cpu, gpu or tpu"):
         calibrate("npu")
-    with pytest.raises(InputError, match="--count 0"):
+    with pytest.raises(InputError, match="count 0"):
         calibrate("cpu", count=0)
-    with pytest.raises(InputError, match="--count 65: expected at most 64 devices of the host's CPU"):
+    with pytest.raises(InputError, match="count 65: expected at most 64 devices of the host's CPU"):
         calibrate("cpu", count=65)
     if jax.default_backend() == "cpu":
         with pytest.raises(Unavailable, match="needs 1 tpu devices, and JAX has 0 here: a TPU and its JAX"):
@@ -265,7 +266,7 @@ def test_a_slice_of_another_chip_than_the_files_is_one_line(
     for words, message in (
         (("gpu:4", *given), f"slice 'gpu:4': neither the chip of '{path}', which is 'cpu', nor a built-in one"),
         (("cpu:3", *given), "slice 'cpu:3': cpu has no slice 3; nearest: cpu:4"),
-        (("cpu:4",), "slice 'cpu:4': a chip that `meshwright calibrate` makes; pass its --chip-file"),
+        (("cpu:4",), "slice 'cpu:4': a chip that `meshwright calibrate` makes; name its chip file, too"),
     ):
         for command in ("plan", "roofline"):
             assert meshwright.main([command, model, "--slice", *words]) == 2

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
+from oracles.torus import legal_slices
 
 from executor.devices import (
     Unavailable,
@@ -21,8 +22,8 @@ from executor.devices import (
     tpu_devices,
 )
 from mesh.errors import InputError
-from mesh.slices import Slice, legal_slices, parse_slice
-from planner.plan.plan import MeshAxes, MeshPiece
+from mesh.slices import Slice, parse_slice
+from strategies.layout import MeshAxes, MeshPiece
 
 prepare_environment()
 needs_compiler = pytest.mark.skipif(

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
+from oracles.greedy import reference_decode
 
 from executor import reference
-from executor.reference import LOGIT_STD, Params, param_shapes, random_params, reference_decode, reference_logits
+from executor.reference import LOGIT_STD, Params, param_shapes, random_params, reference_logits
 from mesh.errors import InputError
 from strategies.components import components
 from strategies.models.configs import builtin_names, load_model, parse_config

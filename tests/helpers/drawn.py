@@ -14,10 +14,10 @@ from executor.levels.shrink import F32
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout, residual_order
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from strategies.components import IDLE, Component, components
+from strategies.layout import Assigned, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.readers.cost import speeds
@@ -65,7 +65,6 @@ def priced(
     dtypes: Dtypes = F32,
 ) -> Plan:
     """The plan of a layout: by component the program and a role for each mesh axis. Raises `InputError`."""
-    names = tuple("XYZ"[: len(sizes)])
     name, pieces = slice_of(sizes)
     batch = 32 if phase == "decode" and any(g.mlp.moe for g in model.groups) else 16  # whole slots of experts
     work = Workload(
@@ -76,8 +75,8 @@ def priced(
         program, played = roles[c.name]
         body = c.body(program)
         assigned.append(Assigned(c, body, tuple(body.axis_of(role) for role in played)))
-    layout = Layout(names, pieces, tuple(residual), tuple(assigned), residual_order(names, residual, assigned))
     slice_ = parse_slice(name)
+    layout = lay_out(mesh_of(slice_, pieces), residual, assigned)
     plan = price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
     return changed(plan, dtypes=dtypes)
 
@@ -108,5 +107,5 @@ def _roles(c: Component, sizes: Sequence[int], rng: np.random.Generator) -> tupl
 
 def covered(plan: Plan) -> set[tuple[str, str, str]]:
     """(phase, program, role) of every mesh axis longer than 1."""
-    long = {n for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True) if s > 1}
+    long = {n for n, s in plan.mesh.sizes.items() if s > 1}
     return {(plan.phase, one.program, role) for one in plan.layouts for n, role in one.assignment.items() if n in long}

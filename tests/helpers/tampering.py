@@ -15,8 +15,9 @@ from msgspec.structs import replace as changed
 
 from executor.run.engine import Engine
 from executor.run.runnable import Unit
-from planner.plan.plan import CommPlan, Plan, StepPlan, TensorSpec
+from planner.plan.plan import CommPlan, Plan, StepPlan
 from strategies.notation import Program, Step, Tensor
+from strategies.readers.specs import TensorSpec
 
 Edit = Callable[[Plan], Plan]
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.torus import merged_groups, whole
 
 from mesh.collectives import (
     Group,
@@ -21,14 +22,14 @@ from mesh.collectives import (
     reduce_scatter,
 )
 from mesh.errors import InputError
-from mesh.pieces import Piece, merged_groups, whole
+from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies.book.collectives import book_all_gather_s, book_all_reduce_s, book_all_to_all_s
 
 X4, Y4, Z4 = (Piece(axis=axis, stride=1, size=4) for axis in range(3))
 CORE = Piece(axis=3, stride=1, size=2)
 SLICES = ["v5e:4x8", "v5e:8x16", "v5p:4x4x8", "tpu7x:2x2x4", "v3:4x4", "h100:8"]
-DOCUMENTED = ["chips", "slices", "pieces", "collectives", "book"]
+DOCUMENTED = ["chips", "slices", "pieces", "collectives"]
 PRICES = [all_gather, reduce_scatter, all_reduce, all_to_all, permute]
 
 

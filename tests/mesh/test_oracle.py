@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
+from oracles.torus import legal_slices, merged_groups
 
 from mesh.chips import chip_names, load_chip
 from mesh.collectives import group
 from mesh.oracle import bounds, boxes, torus
-from mesh.pieces import Piece, merged_groups
-from mesh.slices import Slice, legal_slices, parse_slice
+from mesh.pieces import Piece
+from mesh.slices import Slice, parse_slice
 
 TPUS = [name for name in chip_names() if load_chip(name).kind == "tpu"]
 

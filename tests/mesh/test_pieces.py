@@ -5,9 +5,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.torus import merged_groups, whole
 
 from mesh.errors import InputError
-from mesh.pieces import Piece, check_fits, cuts, merge, merged_groups, whole
+from mesh.pieces import Piece, check_fits, cuts, merge
 from mesh.slices import parse_slice
 
 

@@ -2,10 +2,11 @@
 
 import msgspec
 import pytest
+from oracles.torus import legal_slices
 
 from mesh.chips import chip_names, load_chip
 from mesh.errors import InputError
-from mesh.slices import legal_slices, parse_slice
+from mesh.slices import parse_slice
 
 
 @pytest.mark.parametrize("chip", chip_names())

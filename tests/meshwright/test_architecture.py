@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ORDER = ("mesh", "strategies", "planner", "executor", "meshwright")
+MOST_FLOORS, MOST_FILES = 8, 16
 
 
 def imported_packages(file: Path) -> set[str]:
@@ -33,36 +35,82 @@ def test_imports_run_one_way(package: str) -> None:
         assert not imported_packages(file) & later, file
 
 
-def planner_modules(file: Path) -> set[str]:
-    """Modules of the planner that a file imports, anywhere in it, as paths without their end."""
+def modules_of(package: str, file: Path) -> set[str]:
+    """The package's own modules and folders that a file imports, anywhere in it, as dotted names."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-    paths = {name.replace(".", "/") for name in names if name.startswith("planner.")}
-    return {path for path in paths if (ROOT / f"{path}.py").exists()}
+    paths = {name: ROOT / name.replace(".", "/") for name in names if name.startswith(f"{package}.")}
+    return {name for name, path in paths.items() if path.with_suffix(".py").exists() or path.is_dir()}
 
 
-def test_folders_of_the_planner_import_one_way() -> None:
-    """Its folders and the modules beside them can be put in an order in which each imports only those before it."""
-
-    def place(path: str) -> str:
-        return "/".join(path.split("/")[:2])
-
-    imports: dict[str, set[str]] = {}
-    for file in sorted((ROOT / "planner").glob("**/*.py")):
-        here = place(file.relative_to(ROOT).with_suffix("").as_posix())
-        imports.setdefault(here, set()).update({place(path) for path in planner_modules(file)} - {here})
-    assert imports["planner/searching"] == {"planner/norms"}
-    TopologicalSorter(imports).prepare()  # raises where there is a circle
+def rooms_of(package: str) -> dict[str, set[str]]:
+    """By room (a folder of the package, or a module beside them) the other rooms that it imports."""
+    rooms: dict[str, set[str]] = {}
+    for file in sorted((ROOT / package).glob("**/*.py")):
+        room = file.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        if room != "__init__":
+            imported = {name.split(".")[1] for name in modules_of(package, file)}
+            rooms.setdefault(room, set()).update(imported - {room})
+    return rooms
 
 
-def test_folders_of_the_planner_load_nothing_of_themselves() -> None:
+def longest_chain(rooms: Mapping[str, set[str]]) -> list[str]:
+    """Rooms of which each imports the next, as many as there are; raises `CycleError` where some import each other."""
+    chains: dict[str, list[str]] = {}
+    for room in TopologicalSorter(rooms).static_order():
+        below = [chains[other] for other in sorted(rooms.get(room, ()))]
+        chains[room] = [room, *max(below, key=len, default=[])]
+    return max(chains.values(), key=len)
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_rooms_import_one_way_and_are_few_floors(package: str) -> None:
+    """A package's rooms can be put in an order in which each imports only those before it, in chains of at most 8."""
+    chain = longest_chain(rooms_of(package))
+    assert len(chain) <= MOST_FLOORS, " -> ".join(chain)
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_folders_hold_few_files(package: str) -> None:
+    """No folder of a package holds more than 16 modules: more are several subjects."""
+    for folder in (ROOT / package, *(path for path in (ROOT / package).glob("**/") if path.is_dir())):
+        modules = [file.name for file in folder.glob("*.py") if file.name != "__init__.py"]
+        assert len(modules) <= MOST_FILES, (folder, len(modules))
+
+
+@pytest.mark.parametrize("package", ["mesh", "strategies", "planner", "executor"])
+def test_folders_load_nothing_of_themselves(package: str) -> None:
     """Their `__init__.py` hold a docstring and nothing else: a module is loaded where it is used."""
-    for file in (ROOT / "planner").glob("**/__init__.py"):
+    for file in (ROOT / package).glob("**/__init__.py"):
         assert len(ast.parse(file.read_text(encoding="utf-8")).body) == 1, file
+
+
+def test_the_plain_price_takes_nothing_from_the_search() -> None:
+    """What prices one layout, and so distrusts the search, imports neither it nor the tables over many rows."""
+    for file in (*(ROOT / "strategies" / "readers").glob("*.py"), ROOT / "strategies" / "layout.py"):
+        assert not {name for name in modules_of("strategies", file) if name.startswith("strategies.tables")}, file
+    for file in (ROOT / "planner" / "plan").glob("*.py"):
+        assert not {name for name in modules_of("planner", file) if name.startswith("planner.search")}, file
+        assert not {name for name in modules_of("strategies", file) if name.startswith("strategies.tables")}, file
+
+
+def test_the_search_of_the_oracle_takes_the_spaces_of_the_search_and_nothing_else() -> None:
+    """Brute force shares meshes, padded batches, problem and choice with the search: no table, row, face or bound."""
+    file = ROOT / "tests" / "oracles" / "bruteforce.py"
+    shared = {name for name in modules_of("planner", file) if name.startswith("planner.search.")}
+    assert shared == {"planner.search.meshes", "planner.search.problem", "planner.search.search"}
+    from_search = [
+        alias.name
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module == "planner.search.search"
+        for alias in node.names
+    ]
+    assert from_search == ["columns"]
+    assert not {name for name in modules_of("strategies", file) if name.startswith("strategies.tables")}
 
 
 @pytest.mark.parametrize("package", ["mesh", "strategies", "planner"])

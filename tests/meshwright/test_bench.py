@@ -74,7 +74,7 @@ def test_layouts_are_compared(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> No
     """A row per layout, each run once it is said, on the slice's devices."""
     seen: list[str] = []
     devices: list[int] = []
-    monkeypatch.setattr(layouts, "measure", lambda plan, slice_, given, repeats: devices.append(len(given)) or 0.5)
+    monkeypatch.setattr(layouts, "measure", lambda loaded, given, repeats: devices.append(len(given)) or 0.5)
     slice_ = parse_slice("cpu:4", chip)
     found = layouts.compare_layouts(slice_, DENSE, WORK, layouts=3, repeats=2, progress=seen.append)
     assert [r.layout for r in found.rows] == seen

@@ -5,7 +5,6 @@ import pytest
 from helpers.planned import planned
 
 from meshwright.reports.plan import (
-    constants_lines,
     layout_text,
     mesh_text,
     pieces_text,
@@ -17,9 +16,11 @@ from meshwright.reports.plan import (
 )
 from meshwright.reports.text import Lines, Table, render
 from planner.numbers import digits
+from planner.plan.accuracy import whose_constants
 from planner.plan.compare import Comparison, Turn
-from planner.plan.plan import Constant, LayoutOf, MeshPiece, Plan
+from planner.plan.plan import Constant, Plan
 from planner.plan.planfile import PlanFile
+from strategies.layout import ComponentLayout, MeshPiece
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +106,9 @@ def test_tie_is_called_one() -> None:
     assert lost(margin_s=0.0, margin=0.0)[0].startswith("plan 2 is as fast as plan 1; ties break on memory")
 
 
-def layout(component: str, program: str, **assignment: str) -> LayoutOf:
+def layout(component: str, program: str, **assignment: str) -> ComponentLayout:
     """A component's layout."""
-    return LayoutOf(component=component, groups=(0,), layers=1, program=program, assignment=assignment)
+    return ComponentLayout(component=component, groups=(0,), layers=1, program=program, assignment=assignment)
 
 
 def test_roles_are_short() -> None:
@@ -117,7 +118,7 @@ def test_roles_are_short() -> None:
     assert roles_text(layout("mlp", "mlp")) == "whole"
 
 
-def with_layouts(plan: Plan, *layouts: LayoutOf) -> Plan:
+def with_layouts(plan: Plan, *layouts: ComponentLayout) -> Plan:
     """The plan with other layouts."""
     return msgspec.structs.replace(plan, layouts=layouts)
 
@@ -163,8 +164,7 @@ def test_it_says_whose_constants_times_are_of() -> None:
             Constant(name=n, value=1.0, unit="", source=sources[m], calibrated=m)
             for n, m in zip(names, measured, strict=True)
         ]
-        (line,) = constants_lines([usable, *made])
-        return line
+        return whose_constants([usable, *made])
 
     assert lines(True, True).startswith("times are calibrated from 8 x cpu, on 2026-11-30; ")
     assert lines(True, False).startswith(

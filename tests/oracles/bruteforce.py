@@ -2,7 +2,7 @@
 
 Nothing of the search's decomposition is used: no tables over rows, no faces, no prefix states, no bound. A layout
 is a mesh, a residual with an order of its axes, and a body with roles per component. Each component's share of a
-layout is made as any single layout is (`planner.plan.layout.programs` binds and re-checks it, `planner.plan.pricing`
+layout is made as any single layout is (`strategies.readers.bound` binds and re-checks it, `planner.plan.pricing`
 prices it with numbers) and kept per (component, body, roles, residual, order); a layout's shares are then summed. They
 fit together where all write and read one type of residual stream, which is compared as text.
 """
@@ -21,21 +21,22 @@ from numpy.typing import NDArray
 
 from mesh.chips import load_chip
 from mesh.slices import Slice, parse_slice
-from planner.plan.layout import NAMES, Assigned, Bound, Layout, programs
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
-from planner.plan.sized import ready
 from planner.search.meshes import Mesh, meshes
 from planner.search.problem import Choice, Pick, Problem, layout_key
 from planner.search.search import columns
 from strategies.components import IDLE, Body, Component, components
+from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
-from strategies.notation import LayoutError
+from strategies.notation import Axes, LayoutError
+from strategies.readers.axis_sets import masks_of_one
+from strategies.readers.bound import Bound, programs, size_program
 from strategies.readers.cost import price_steps, speeds
+from strategies.readers.fit import fit_part
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.readers.rates import Rates, tabulate_rates
-from strategies.tables.assignments import fit_part
 
 MOST_KEPT = 64  # of a state: more than 5 distinct layouts in each of the 6 ways to swap three equal axes
 
@@ -134,7 +135,7 @@ class Oracle:
                     continue
                 key = (component.name, body.name, axes, mesh, residual, order, padded)
                 if key not in self.shares:
-                    layout = make_layout(mesh, residual, order, (Assigned(component, body, axes),))
+                    layout = make_layout(self.problem.slice_, mesh, residual, order, (Assigned(component, body, axes),))
                     self.shares[key] = price_share(layout, rates, self.problem, padded)
                 share = self.shares[key]
                 if share is not None:
@@ -145,7 +146,7 @@ class Oracle:
         """Whether the body's own dims divide; if not, no residual and no order makes the layout legal."""
         key = (component.name, body.name, axes, tuple(map(int, rates.n)), padded)
         if key not in self.divides:
-            masks = {a: np.array([[sum(1 << i for i, b in enumerate(axes) if a == b)]]) for a in body.axes}
+            masks = masks_of_one({a: [i for i, b in enumerate(axes) if a == b] for a in body.axes}, len(axes))
             fits = [fit_part(part, component, rates, masks, np.array([[padded]])) for part in body.parts]
             self.divides[key] = all(bool(f.ok.all()) for f in fits)
         return self.divides[key]
@@ -170,17 +171,32 @@ def states(axes: int, phase: str, orders: str) -> Iterator[tuple[tuple[str, ...]
                 yield residual, order
 
 
-def make_layout(mesh: Mesh, residual: tuple[str, ...], order: Sequence[int], assigned: tuple[Assigned, ...]) -> Layout:
+@dataclass(frozen=True)
+class Ordered(BoundLayout):
+    """A layout with any order of all mesh axes, also of those that no file says: which cut nothing, or not one dim."""
+
+    major: Axes
+
+    @property
+    def order(self) -> Axes:
+        """The mesh axes, major first."""
+        return self.major
+
+
+def make_layout(
+    slice_: Slice, mesh: Mesh, residual: Sequence[str], order: Sequence[int], assigned: tuple[Assigned, ...]
+) -> Ordered:
     """A layout whose mesh axes are the pieces of a mesh."""
-    names = tuple(NAMES[: len(mesh)])
-    return Layout(names, tuple((piece,) for piece in mesh), residual, assigned, tuple(names[i] for i in order))
+    axes = mesh_of(slice_, [(piece,) for piece in mesh])
+    major = tuple(axes.axis_names[i] for i in order)
+    return Ordered(lay_out(axes, residual, assigned, major).layout, assigned, major)
 
 
-def price_share(layout: Layout, rates: Rates, problem: Problem, padded: int) -> Share | None:
+def price_share(layout: BoundLayout, rates: Rates, problem: Problem, padded: int) -> Share | None:
     """One component's share of a layout, priced with numbers; None where it breaks a rule or does not divide."""
     try:
         bound = programs(layout)
-        priced = [ready(layout, b, rates, problem.fast, padded) for b in bound]
+        priced = [size_program(layout, b, rates, problem.fast, padded) for b in bound]
     except LayoutError:
         return None
     component = layout.assigned[0].component
@@ -321,7 +337,7 @@ def price_choice(choice: Choice, problem: Problem, model: Model, order: Sequence
     """A choice priced as one whole layout, on its unmerged pieces."""
     parts = problem.components
     assigned = tuple(Assigned(c, c.body(p.body), p.axes) for c, p in zip(parts, choice.picks, strict=True))
-    layout = make_layout(choice.mesh, choice.residual, order, assigned)
+    layout = make_layout(problem.slice_, choice.mesh, choice.residual, order, assigned)
     return price_layout(layout, problem.slice_, model, problem.work, choice.batch, choice.padded_batch, problem.fast)
 
 
@@ -331,7 +347,7 @@ def legal_order(choice: Choice, problem: Problem) -> tuple[int, ...]:
     assigned = tuple(Assigned(c, c.body(p.body), p.axes) for c, p in zip(parts, choice.picks, strict=True))
     for order in permutations(range(len(choice.mesh))):
         try:
-            programs(make_layout(choice.mesh, choice.residual, order, assigned))
+            programs(make_layout(problem.slice_, choice.mesh, choice.residual, order, assigned))
         except LayoutError:
             continue
         return order

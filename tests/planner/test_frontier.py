@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
 from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from meshwright.reports import frontier_plot as plot_frontier
@@ -28,8 +28,7 @@ from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.frontier import pareto as module
 from planner.frontier.pareto import make_frontier, point_of, undominated, values_of
-from planner.plan.file_frontier import Frontier, Point
-from planner.plan.planfile import PlanFile, encode, read_plan
+from planner.plan.planfile import Frontier, PlanFile, Point, encode, read_plan
 from planner.query.query import Query
 from planner.query.targets import Targets
 from strategies.models.configs import load_model

@@ -19,11 +19,10 @@ from meshwright.reports.text import render
 from planner import api
 from planner.plan.compare import step_seconds
 from planner.plan.layout_file import layout_of
-from planner.plan.plan import LayoutOf, MeshAxes
 from planner.plan.planfile import PlanFile, encode
-from planner.plan.roles_text import roles_over
 from planner.sensitivity.sensitivity import QUANTITIES, Subject, sensitivity
 from planner.sensitivity.types import SCHEMA, Outcome, Sensitivity, SensitivityFile
+from strategies.layout import ComponentLayout, MeshAxes
 
 OPTIONS = {"batch": [32], "context": 8192, "weights": "int8", "kv": "int8"}
 
@@ -119,7 +118,7 @@ def test_the_best_layout_is_what_plan_finds_on_that_chip(found: SensitivityFile,
     assert less.changed
     kept, best = less.changes[0].kept, less.changes[0].best
     assert less.changes[0].component == "attention"
-    assert best == roles_over(slow.layouts[0], slow.mesh) != kept
+    assert best == slow.layouts[0].roles_over(slow.mesh) != kept
 
 
 def test_a_runner_up_says_what_the_best_is(tmp_path: Path) -> None:
@@ -180,15 +179,15 @@ def test_fixed_roles_stay_fixed(tmp_path: Path) -> None:
 def test_roles_do_not_depend_on_the_names_of_mesh_axes() -> None:
     """Two axes of one role are one role over both; idle axes come last, axes of one device not at all."""
     mesh = MeshAxes(axis_names=("X", "Y", "Z", "W"), axis_sizes=(2, 4, 2, 1), pieces=((), (), (), ()))
-    layout = LayoutOf(
+    layout = ComponentLayout(
         component="attention",
         groups=(0,),
         layers=1,
         program="attention",
         assignment={"X": "N+K", "Y": "-", "Z": "N+K", "W": "D+B"},
     )
-    assert roles_over(layout, mesh) == "N+K 4, idle 4"
-    assert roles_over(msgspec.structs.replace(layout, program="mine"), mesh) == "mine N+K 4, idle 4"
+    assert layout.roles_over(mesh) == "N+K 4, idle 4"
+    assert msgspec.structs.replace(layout, program="mine").roles_over(mesh) == "mine N+K 4, idle 4"
 
 
 def test_the_report_has_two_lines_for_each_number(found: SensitivityFile) -> None:

@@ -3,12 +3,14 @@
 import math
 
 import pytest
+from oracles.torus import legal_slices
 
 from mesh.collectives import all_gather, all_reduce, group, reduce_scatter
 from mesh.errors import InputError
 from mesh.pieces import Piece
-from mesh.slices import legal_slices, parse_slice
+from mesh.slices import parse_slice
 from strategies.book.crossover import (
+    Grid,
     best_x_ways,
     crossover_chips,
     latency_bound_bytes,
@@ -23,10 +25,17 @@ from strategies.book.intensity import (
     expected_distinct_experts,
     matmul_s,
 )
-from strategies.book.roofline import general_step_s, largest_batch, min_step_s, replicas, transformer_params
+from strategies.book.roofline import (
+    Transformer,
+    general_step_s,
+    largest_batch,
+    min_step_s,
+    replicas,
+    transformer_params,
+)
 from strategies.book.rooftable import params_read, roofline_table
 from strategies.models.configs import builtin_names, load_model
-from strategies.models.dtypes import DTYPE_BYTES, dtype_bytes
+from strategies.models.workload import DTYPE_BYTES, dtype_bytes
 
 V5E = {"flops_per_s": 1.97e14, "hbm_bytes_per_s": 8.2e11}
 V5P_AXIS = 1.8e11  # bytes/s of one ring, both directions
@@ -101,7 +110,7 @@ def test_closed_forms_are_the_prices_of_wrapped_slices(name, gated):
         one, two = slice_comms(name, x_axis, f=28672, gated=gated)
         assert ws1d_comms_s(chips=slice_.chips, **shape) == pytest.approx(one)
         yz = slice_.chips // x
-        assert ws2d_comms_s(f=28672, x=x, yz=yz, gated=gated, **shape) == pytest.approx(two)
+        assert ws2d_comms_s(f=28672, grid=Grid(x=x, yz=yz), gated=gated, **shape) == pytest.approx(two)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,7 @@ def test_crossover_is_where_the_limits_at_best_x_meet(gated):
     shape = {"batch": 1, "d": 1, "ici_bytes_per_s": V5P_AXIS, "limit": True}
 
     def two(chips: float, x: float) -> float:
-        return ws2d_comms_s(f=3.5, x=x, yz=chips / x, gated=gated, **shape)
+        return ws2d_comms_s(f=3.5, grid=Grid(x=x, yz=chips / x), gated=gated, **shape)
 
     x = best_x_ways(chips=chips, d=1, f=3.5, gated=gated)
     assert two(chips, x) == pytest.approx(ws1d_comms_s(chips=chips, **shape))
@@ -162,8 +171,8 @@ def test_book_parameter_formula_differs_from_the_models_by_norms_and_router(name
         "vocab_matrices": 1 if model.tied else 2,
     }  # fmt: skip
     small = (2 * model.L + 1) * model.D + (layers.mlp.E > 1) * model.L * model.D * layers.mlp.E
-    assert transformer_params(experts=layers.mlp.E, **sizes) == model.params - small
-    assert transformer_params(experts=layers.mlp.k, **sizes) == model.active_params - small
+    assert transformer_params(Transformer(**sizes), experts=layers.mlp.E) == model.params - small
+    assert transformer_params(Transformer(**sizes), experts=layers.mlp.k) == model.active_params - small
 
 
 # The table
@@ -273,3 +282,13 @@ def test_dtype_sizes():
     """The sizes the book uses, and as many KV bytes as they say."""
     assert {name: dtype_bytes(name) for name in DTYPE_BYTES} == dict(DTYPE_BYTES)
     assert table(kv="bf16").kv_bytes_per_seq == 4 * table(kv="int4").kv_bytes_per_seq
+
+
+@pytest.mark.parametrize("wrong", [{"x": 0}, {"yz": -1}, {"x_axes": 0}, {"x": float("inf")}])
+def test_a_grid_and_a_shape_say_which_number_is_wrong(wrong):
+    """A cut of no ways, and layers of a negative size."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(InputError, match=f"{name} must be finite and positive. Got {name}={value}"):
+        Grid(**({"x": 2, "yz": 2} | wrong))
+    with pytest.raises(InputError, match=r"d must be finite and not negative\. Got d=-1"):
+        Transformer(layers=1, d=-1, f=1, heads=1, kv_heads=1, head_dim=1, vocab=1)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from oracles.torus import whole
 
 from mesh.collectives import Group, all_gather, all_reduce, all_to_all, group, reduce_scatter
-from mesh.pieces import Piece, whole
+from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies.book.collectives import book_all_gather_s, book_all_reduce_s, book_all_to_all_s
 from strategies.book.crossover import tensor_parallel_bound_ways

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from oracles.torus import legal_slices
 
-from mesh.slices import legal_slices, parse_slice
+from mesh.slices import parse_slice
 from strategies.book.crossover import (
+    Grid,
     best_x_ways,
     crossover_chips,
     generation_ici_bound_ways,
@@ -24,6 +26,7 @@ from strategies.book.crossover import (
 )
 from strategies.book.intensity import critical_batch_tokens
 from strategies.book.roofline import (
+    Transformer,
     chips_to_hold,
     general_step_s,
     kv_bytes_per_token,
@@ -146,12 +149,16 @@ def min_topology_checks() -> list[Check]:
     return checks
 
 
+def book_18b(kv_heads: int) -> Transformer:
+    """The 18B model of the chapter's problems."""
+    return Transformer(
+        layers=64, d=4096, f=16384, heads=32, kv_heads=kv_heads, head_dim=256, vocab=32128, vocab_matrices=1
+    )
+
+
 def ch7_params(experts: int) -> int:
     """Ch. 7 problems 1 and 5: L*D*(3EF + 2H(N + K)) + D*V."""
-    return transformer_params(
-        layers=64, d=4096, f=16384, heads=32, kv_heads=8, head_dim=256, vocab=32128,
-        experts=experts, vocab_matrices=1,
-    )  # fmt: skip
+    return transformer_params(book_18b(8), experts=experts)
 
 
 def b32(part: str) -> float:
@@ -169,9 +176,7 @@ def b32(part: str) -> float:
 
 def max_batch_128k(kv_heads: int) -> int:
     """Ch. 7 problem 2: sequences of 128e3 tokens on 16 chips of 16e9 bytes, int8; K resizes weights too."""
-    model = transformer_params(
-        layers=64, d=4096, f=16384, heads=32, kv_heads=kv_heads, head_dim=256, vocab=32128, vocab_matrices=1
-    )
+    model = transformer_params(book_18b(kv_heads))
     kv_bytes = kv_bytes_per_token(layers=64, kv_heads=kv_heads, head_dim=256, value_bytes=1) * 128e3
     return largest_batch(total_hbm_bytes=256e9, param_bytes=model, kv_bytes_per_seq=kv_bytes)
 
@@ -179,7 +184,7 @@ def max_batch_128k(kv_heads: int) -> int:
 def ws2d_best(chips: float) -> float:
     """Problem 7 at the chapter's X = sqrt(N/8), YZ = sqrt(8N), F = 4D, with B = D = W = 1."""
     return ws2d_comms_s(
-        batch=1, d=1, f=4, x=math.sqrt(chips / 8), yz=math.sqrt(8 * chips), ici_bytes_per_s=1, limit=True
+        batch=1, d=1, f=4, grid=Grid(x=math.sqrt(chips / 8), yz=math.sqrt(8 * chips)), ici_bytes_per_s=1, limit=True
     )
 
 
@@ -202,7 +207,7 @@ CHECKS = [
         flops_per_s=V5E_FLOPS, hbm_bytes_per_s=V5E_HBM, experts=16, experts_per_token=2), 1921.951),
     Check("ch7.q7_2dws", "", None, 0, lambda: ws2d_best(72), math.sqrt(128 / 72)),
     Check("ch7.q7_2dws", "", None, 0, lambda: ws2d_comms_s(
-        batch=5, d=7, f=11, x=4, yz=16, ici_bytes_per_s=1, limit=True), 2 * 5 * 7 / 4 + 4 * 5 * 11 / 16),
+        batch=5, d=7, f=11, grid=Grid(x=4, yz=16), ici_bytes_per_s=1, limit=True), 2 * 5 * 7 / 4 + 4 * 5 * 11 / 16),
     Check("ch7.q7_2dws", "", None, 0, lambda: best_x_ways(chips=72, d=1, f=4), 3),
     Check("ch7.q7_crossover", "", 72, 1e-9, lambda: crossover_chips(d=1, f=4)),
     Check("ch7.q7_crossover", "", None, 0, lambda: crossover_chips(d=1, f=3.5), 32 * 3.5 * (3 / 4) ** 2),

@@ -22,7 +22,6 @@ program mlp   # trailing comment
 phase: prefill
 component: mlp
 roles: X=D b=D*+B G=-+B
-dims: M = N/K
 pad: F
 weights: Wi Wg Wo
 constraints: a u
@@ -60,9 +59,8 @@ def test_a_header_is_read_whole() -> None:
     (program,) = parse_layout(MLP, "my.layout")
     assert (program.name, program.phase, program.component, program.source) == ("mlp", "prefill", "mlp", "my.layout")
     assert program.roles == (Role("X", "D"), Role("b", "D*+B"), Role("G", "-+B"))
-    assert program.derived == (("M", "N", "K"),)
     assert (program.pad, program.weights, program.requires) == (("F",), ("Wi", "Wg", "Wo"), ("X", "b"))
-    assert [step.line for step in program.steps] == [16, 17, 18]
+    assert [step.line for step in program.steps] == [15, 16, 17]
     assert str(program.input) == "n[B_Gb, T, D_X]"
 
 

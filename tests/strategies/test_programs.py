@@ -17,10 +17,11 @@ from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Program
 from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.cost import Totals, price_steps, speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Ints, tabulate_rates
-from strategies.tables.assignments import fit_part
-from strategies.tables.tables import price_body, scope_of
+from strategies.tables.tables import price_body
 
 README = (Path(__file__).parents[2] / "strategies" / "README.md").read_text("utf-8")
 EXAMPLE = re.findall(r"```layout\n(.*?)```", README, re.S)[0]
@@ -111,9 +112,8 @@ def test_the_readme_s_program_is_a_file_that_can_be_read(tmp_path: Path) -> None
 def glue_s(part: Part, owner: Component, pairs: list[str], batch: Ints) -> float:
     """Seconds of glue whose mesh axes play these pairs; infinite where a dim does not divide."""
     names = {role.name: role.axis for role in part.program.roles}
-    masks = {axis: np.zeros((1, 1), dtype=np.int64) for axis in names.values()}
-    for i, pair in enumerate(pairs):
-        masks[names[pair]] = masks[names[pair]] | (1 << i)
+    playing = {axis: [i for i, pair in enumerate(pairs) if names[pair] == axis] for axis in names.values()}
+    masks = masks_of_one(playing, len(pairs))
     found = fit_part(part, owner, RATES, masks, batch)
     total = Totals()
     for cost in price_steps(scope_of(part, found.sizes, masks, RATES, FAST), FAST):

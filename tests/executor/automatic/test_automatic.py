@@ -9,17 +9,24 @@ import pytest
 from helpers import drawn
 from helpers.planned import planned
 
-from executor.automatic import mode as module
-from executor.automatic.judge import sent_bytes
-from executor.automatic.mode import automatic, automatic_engine, automatic_step
+from executor.automatic.mode import automatic_engine
 from executor.compiler.compiled import CompileFailed, DoesNotFit
-from executor.levels.numerics import host_mesh, run_numerics
+from executor.compiler.hlo import sent_share
+from executor.levels import automatic as module
+from executor.levels.automatic import automatic_collectives, automatic_tpu_compiler
+from executor.levels.common import host_mesh
+from executor.levels.level import LevelOptions
+from executor.levels.numerics import run_numerics
+from executor.loaded import load
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.skipif(
     len(jax.devices()) < 8, reason="needs 8 host devices: XLA_FLAGS=--xla_force_host_platform_device_count=8"
 )
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs meshwright[tpu]")
+
+
+UNCONSTRAINED = LevelOptions(mode="unconstrained")
 
 
 def llama(phase: str = "decode") -> Plan:
@@ -46,23 +53,23 @@ def llama(phase: str = "decode") -> Plan:
 )
 def test_the_step_gives_the_logits_of_the_reference(kind: str, phase: str) -> None:
     """With constraints, on 8 devices; prompts of different length, windows, experts, biases and layer norms."""
-    plan = drawn.draw(3, kind, phase, (2, 4))
+    loaded = load(drawn.draw(3, kind, phase, (2, 4)))
     level = run_numerics(
-        plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, plan.activation_specs)
+        loaded, host_mesh(loaded), "automatic", lambda one, mesh: automatic_engine(one, mesh, one.plan.activation_specs)
     )
     assert (level.status, level.mode) == ("passed", "automatic"), level.findings
 
 
 def test_the_step_without_constraints_gives_the_same_numbers() -> None:
     """XLA may move what it likes, but not change the result."""
-    plan = drawn.draw(3, "gqa", "decode", (2, 4))
-    level = run_numerics(plan, host_mesh(plan), "automatic", lambda plan, mesh: automatic_engine(plan, mesh, {}))
+    loaded = load(drawn.draw(3, "gqa", "decode", (2, 4)))
+    level = run_numerics(loaded, host_mesh(loaded), "automatic", lambda one, mesh: automatic_engine(one, mesh, {}))
     assert level.status == "passed", level.findings
 
 
 def test_under_constraints_xla_does_what_was_priced() -> None:
     """On host devices a ReduceScatter is an AllReduce: a note."""
-    level = automatic(llama(), "collectives")
+    level = automatic_collectives(load(llama()))
     assert (level.level, level.mode, level.status) == ("collectives", "automatic", "passed"), level.findings
     assert any("ReduceScatter" in note and "AllReduce" in note for note in level.notes)
 
@@ -87,13 +94,13 @@ def small(name: str) -> Plan:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_type_of_a_tensor_is_asked_for_and_followed(name: str) -> None:
     """Where the last one alone was not enough."""
-    level = automatic(small(name), "collectives")
+    level = automatic_collectives(load(small(name)))
     assert level.status == "passed", level.findings
 
 
 def test_without_its_constraint_a_partial_sum_is_reduced_before_it_travels() -> None:
     """Of each slot instead of each token: the report names the tensor, and what was priced for it."""
-    level = automatic(small("experts"), "collectives", without=["0/moe/y"])
+    level = automatic_collectives(load(small("experts")), without=["0/moe/y"])
     assert level.status == "failed"
     (finding,) = [f for f in level.findings if f.what == "moe/y"]
     assert finding.found.startswith("XLA added AllReduce over Y of ")
@@ -102,13 +109,13 @@ def test_without_its_constraint_a_partial_sum_is_reduced_before_it_travels() -> 
 
 def test_mode_unconstrained_asks_for_nothing() -> None:
     """Specs of parameters, inputs and results only: the level has that mode, and fails."""
-    level = automatic(llama(), "collectives", "unconstrained")
+    level = automatic_collectives(load(llama()), UNCONSTRAINED)
     assert (level.mode, level.status) == ("unconstrained", "failed")
 
 
 def test_a_dropped_constraint_is_told_by_what_xla_added() -> None:
     """Without the constraint on attention's input, which is cut along D, the weights cut there are gathered."""
-    level = automatic(llama(), "collectives", without=["0/attention/n"])
+    level = automatic_collectives(load(llama()), without=["0/attention/n"])
     assert level.status == "failed"
     assert {"attention/Q", "attention/k"} <= {finding.what for finding in level.findings}
     first = level.findings[0]
@@ -122,10 +129,10 @@ def test_a_dropped_constraint_is_told_by_what_xla_added() -> None:
 def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() -> None:
     """At full size: 1.26 GB of WQ, WK and WV travel to each device in every step, where activations were to."""
     plan = llama()
-    level = automatic(plan, "tpu-compiler")
+    level = automatic_tpu_compiler(load(plan))
     assert (level.level, level.status) == ("tpu-compiler", "passed"), level.findings
     assert level.notes[0].startswith("memory: arguments 9.7")
-    alone = automatic(plan, "tpu-compiler", "unconstrained")
+    alone = automatic_tpu_compiler(load(plan), UNCONSTRAINED)
     assert alone.status == "failed"
     (finding, *_) = alone.findings
     assert finding.what == "attention/Q"
@@ -146,7 +153,7 @@ def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() 
 def test_the_tpu_compiler_follows_plans_of_other_models(model: str, slice_: str, batch: int, context: int) -> None:
     """Those that the last type of each tensor did not suffice for."""
     plan = planned(model, slice_, batch=(batch,), context=context, top=1).plans[0]
-    level = automatic(plan, "tpu-compiler")
+    level = automatic_tpu_compiler(load(plan))
     assert level.status == "passed", level.findings
 
 
@@ -154,16 +161,17 @@ def test_the_tpu_compiler_follows_plans_of_other_models(model: str, slice_: str,
 @pytest.mark.slow
 def test_the_tpu_compiler_follows_a_plan_of_prefill() -> None:
     """Without constraints it gathers keys and values once per block of keys."""
-    level = automatic(llama("prefill"), "tpu-compiler")
+    level = automatic_tpu_compiler(load(llama("prefill")))
     assert level.status == "passed", level.findings
-    alone = automatic(llama("prefill"), "tpu-compiler", "unconstrained")
+    alone = automatic_tpu_compiler(load(llama("prefill")), UNCONSTRAINED)
     assert "attention/O" in {finding.what for finding in alone.findings}
 
 
 def test_a_step_comes_with_its_arguments() -> None:
     """Jitted, with shapes that have shardings: the cache is donated."""
-    plan = drawn.draw(3, "gqa", "decode", (2, 4))
-    step, arguments = automatic_step(plan, host_mesh(plan), constrained=False)
+    loaded = load(drawn.draw(3, "gqa", "decode", (2, 4)))
+    engine = automatic_engine(loaded, host_mesh(loaded), {})
+    step, arguments = engine.decode_step(), engine.abstract_arguments()
     assert {len(leaf.sharding.device_set) for leaf in jax.tree.leaves(arguments)} == {8}
     assert step.lower(*arguments).donate_argnums
 
@@ -175,10 +183,10 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
         raise CompileFailed("it failed")
 
     monkeypatch.setattr(module, "compile_on", fail)
-    level = automatic(llama(), "collectives")
+    level = automatic_collectives(load(llama()))
     assert (level.status, level.findings[0].found) == ("failed", "it failed")
     monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(2e9, 1e9))
-    level = automatic(llama(), "collectives")
+    level = automatic_collectives(load(llama()))
     assert (level.status, level.findings[0].what) == ("failed", "memory")
     assert level.findings[0].found == "2.0000 GB needed, 1.0000 GB usable"
 
@@ -186,4 +194,4 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
 def test_sent_bytes_are_those_of_the_algorithms() -> None:
     """Of 8 bytes over 4 devices."""
     kinds = ("AllGather", "ReduceScatter", "AllReduce", "AllToAll", "CollectivePermute")
-    assert [sent_bytes(kind, 4, 8.0) for kind in kinds] == [6, 6, 12, 1.5, 8]
+    assert [8.0 * sent_share(kind, 4) for kind in kinds] == [6, 6, 12, 1.5, 8]

@@ -13,7 +13,8 @@ from executor.compiler.hlo import big_copies, collectives
 from executor.compiler.rewrites import compare_collectives
 from executor.devices import build_mesh, prepare_environment, tpu_devices
 from mesh.slices import parse_slice
-from planner.plan.plan import CommPlan, MeshAxes, MeshPiece, StepPlan
+from planner.plan.plan import CommPlan, StepPlan
+from strategies.layout import MeshAxes, MeshPiece
 
 prepare_environment()
 needs_compiler = pytest.mark.skipif(

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor.compiler.groups import parse_groups
 from executor.compiler.hlo import Collective, axes_of_groups, axes_of_pairs, big_arrays, big_copies, collectives
-from executor.compiler.hlo_text import parse_hlo
+from executor.compiler.hlo_text import parse_groups, parse_hlo
 
 CASES = Path(__file__).parents[2] / "cases" / "hlo"
 SQUARE = {"X": 4, "Y": 4}
@@ -31,7 +30,6 @@ def test_an_asynchronous_gather_spread_over_fusions_counts_once() -> None:
         ("AllGather", ("X",), 4096 * 3584, 8, "1DAllGatherNonMajorDim"),
         ("AllReduce", ("Y",), 256 * 4096, 8, "RotatedPincerEmitter"),
     ]
-    assert found[2].strategy == "UniDirection1DRingStrategy"
     assert found[2].op_name == "jit(f)/shard_map/while/body/closed_call/psum"
 
 
@@ -53,14 +51,13 @@ def test_a_scatter_fused_with_padding_has_the_elements_before_it() -> None:
 
 
 def test_collectives_of_the_sparse_core_are_found_in_what_it_is_called_with() -> None:
-    """tpu7x: call-start of a computation for the SparseCore, with the rings it uses."""
+    """tpu7x: call-start of a computation for the SparseCore."""
     found = collectives(case("tpu7x_sparsecore"))
     assert [summary(c, {"X": 2, "Y": 4}) for c in found] == [
         ("AllGather", ("X",), 4096 * 3584, 8, "SparseCore"),
         ("AllGather", ("X",), 4096 * 3584, 8, "SparseCore"),
         ("AllReduce", ("Y",), 512 * 4096, 8, "SparseCore"),
     ]
-    assert [c.strategy for c in found] == ["X_MESH", "X_MESH", "Y_MESH"]
 
 
 def test_the_cpu_merges_reductions_and_widens_them() -> None:
@@ -76,7 +73,6 @@ def test_the_cpu_merges_reductions_and_widens_them() -> None:
         ("AllToAll", ("y",), [16 * 64] * 4, 5),
         ("AllToAll", ("y",), [16 * 64] * 4, 5),
     ]
-    assert [c.promoted for c in found] == [False, True, False, True, False, False, False]
     assert {p.dtype for c in found for p in c.parts} == {"f32"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ from helpers.planned import planned
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
-from executor.levels.host_collectives import capacity_factor, check_collectives, compared, host_collectives
-from executor.levels.numerics import host_mesh
+from executor.levels.common import capacity_factor, host_mesh
+from executor.levels.host_collectives import check_collectives, compared, host_collectives
 from executor.levels.shrink import shrink
+from executor.loaded import load
 from executor.run.engine import engine_of
 from mesh.slices import parse_slice
 
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_searched_plan_of_a_real_model_passes(model: str, slice_name: str, phase: str) -> None:
     """In its own bf16, of which the CPU makes float32: said in a note, with the number of priced collectives."""
     (plan, *_) = planned(model, slice_name, phase=phase, batch=(32,), context=2048).plans
-    level = host_collectives(plan)
+    level = host_collectives(load(plan))
     assert (level.status, level.level, level.mode) == ("passed", "collectives", "manual"), level.findings
     assert level.notes[0].startswith("priced: ")
     assert level.notes[-1].endswith(" Widened")
@@ -42,20 +44,21 @@ def test_a_searched_plan_of_a_real_model_passes(model: str, slice_name: str, pha
 def test_a_plan_on_one_device_promises_no_collective() -> None:
     """That there is none is checked, too."""
     (plan, *_) = planned("llama-3.1-8b", "v6e:1x1", phase="decode", batch=(1,), context=128).plans
-    level = host_collectives(plan)
+    level = host_collectives(load(plan))
     assert (level.status, level.checked, level.notes) == ("passed", 1, ("priced: no collective",))
 
 
 def test_a_missing_and_an_extra_collective_are_told() -> None:
     """A price without one collective, and a program without any."""
     plan = drawn.draw(2, "mha", "decode", (2, 2, 2))
-    mesh = host_mesh(plan)
-    run = engine_of(plan, mesh)
+    loaded = load(plan)
+    mesh = host_mesh(loaded)
+    run = engine_of(loaded, mesh)
     number = next(n for n, step in enumerate(plan.cost.steps) if step.op == "ArgMax" and step.comms)
     steps = list(plan.cost.steps)
     steps[number] = changed(steps[number], comms=())
     cheap = changed(plan, cost=changed(plan.cost, steps=tuple(steps)))
-    level = check_collectives(cheap, mesh, "manual", lambda plan, mesh: run)
+    level = check_collectives(replace(loaded, plan=cheap), mesh, "manual", lambda loaded, mesh: run)
     assert level.status == "failed"
     (finding,) = level.findings
     assert (finding.promised, finding.found.split()[0]) == ("nothing", "AllGather")
@@ -80,7 +83,7 @@ def test_a_rewrite_that_is_not_the_cpus_is_a_finding() -> None:
         f"ENTRY %main (x: s32[{n}]) -> s32[{n}] {{\n  %x = s32[{n}]{{0}} parameter(0)\n"
         f"  ROOT %r = s32[{n}]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add\n}}\n"
     )
-    level = compared(only, host_mesh(plan), "manual", text)
+    level = compared(only, host_mesh(load(plan)), "manual", text)
     assert [f.found.split(":")[0] for f in level.findings] == ["AsAllReduce"], level.findings
 
 
@@ -108,7 +111,7 @@ def test_a_program_that_does_not_compile_is_a_finding() -> None:
         raise ValueError("no such thing\nand more")
 
     plan = drawn.draw(2, "mha", "decode", (2, 2, 2))
-    level = check_collectives(plan, host_mesh(plan), "manual", broken)
+    level = check_collectives(load(plan), host_mesh(load(plan)), "manual", broken)
     assert (level.status, level.findings[0].found) == ("failed", "ValueError: no such thing")
 
 
@@ -116,5 +119,5 @@ def test_a_model_that_cannot_be_run_never_passes() -> None:
     """gpt-oss has sinks and biases that the engine leaves out."""
     (plan, *_) = planned("gpt-oss-20b", "v5e:4x4", phase="decode", batch=(8,)).plans
     with pytest.raises(Unavailable, match="sinks"):
-        host_collectives(plan)
-    assert shrink(plan).devices <= parse_slice(plan.slice).devices
+        host_collectives(load(plan))
+    assert shrink(load(plan)).plan.devices <= parse_slice(plan.slice).devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,8 +12,10 @@ from helpers.planned import planned
 from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
-from executor.levels.host_collectives import capacity_factor, check_collectives
-from executor.levels.numerics import BOUNDS, host_mesh, numerics, run_numerics
+from executor.levels.common import capacity_factor, host_mesh
+from executor.levels.host_collectives import check_collectives
+from executor.levels.numerics import BOUNDS, numerics, run_numerics
+from executor.loaded import Loaded, load
 from executor.run.engine import engine_of
 from executor.run.runnable import Options
 from strategies.layoutfile import builtin_programs
@@ -48,20 +51,21 @@ REST = [
 ]
 
 
-def engines(plan: Any) -> tuple[Any, Any]:
+def engines(loaded: Loaded) -> tuple[Any, Any]:
     """The engine, and that which has the priced slots of experts."""
-    mesh = host_mesh(plan)
-    run = engine_of(plan, mesh)
+    plan, mesh = loaded.plan, host_mesh(loaded)
+    run = engine_of(loaded, mesh)
     moe = any(group.mlp.moe for group in plan.model.groups)
-    return run, engine_of(plan, mesh, Options(capacity_factor=capacity_factor(plan))) if moe else run
+    return run, engine_of(loaded, mesh, Options(capacity_factor=capacity_factor(plan))) if moe else run
 
 
 def holds(plan: Any) -> None:
     """Both levels pass; they share what is compiled."""
-    run, slots = engines(plan)
+    loaded = load(plan)
+    run, slots = engines(loaded)
     for level in (
-        run_numerics(plan, run.mesh, "manual", lambda plan, mesh: run),
-        check_collectives(plan, run.mesh, "manual", lambda plan, mesh: slots),
+        run_numerics(loaded, run.mesh, "manual", lambda loaded, mesh: run),
+        check_collectives(loaded, run.mesh, "manual", lambda loaded, mesh: slots),
     ):
         assert level.status == "passed", level.findings
         assert level.checked > 1
@@ -101,8 +105,8 @@ def test_more_layouts_on_even_and_uneven_meshes(kind: str, phase: str, sizes: tu
 )
 def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) -> None:
     """The median token's root mean square was 6e-3 to 7e-3 standard deviations; the bound is 0.02."""
-    plan = changed(drawn.draw(seed, kind, phase, CUBE), dtypes=Dtypes())
-    level = run_numerics(plan, host_mesh(plan), "manual", engine_of)
+    loaded = load(changed(drawn.draw(seed, kind, phase, CUBE), dtypes=Dtypes()))
+    level = run_numerics(loaded, host_mesh(loaded), "manual", engine_of)
     assert level.status == "passed", level.findings
     assert f"bound {BOUNDS['bf16']}" in level.notes[0]
 
@@ -117,7 +121,7 @@ def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) ->
 def test_a_searched_plan_of_a_real_model_passes_on_its_shrunken_copy(model: str, slice_name: str, phase: str) -> None:
     """From the public plan to the verdict, with the measured error in a note."""
     (plan, *_) = planned(model, slice_name, phase=phase, batch=(32,), context=2048).plans
-    level = numerics(plan)
+    level = numerics(load(plan))
     assert (level.status, level.level, level.mode) == ("passed", "numerics", "manual")
     assert "of their standard deviation off" in level.notes[0]
 
@@ -126,20 +130,20 @@ def test_a_model_that_cannot_be_run_never_passes() -> None:
     """gpt-oss has sinks and biases that neither the engine nor the reference has."""
     (plan, *_) = planned("gpt-oss-20b", "v5e:4x4", phase="decode", batch=(8,)).plans
     with pytest.raises(Unavailable, match=r"gpt-oss-20b cannot be run: .*sinks"):
-        numerics(plan)
+        numerics(load(plan))
 
 
 def test_too_few_devices_are_said_with_what_to_do() -> None:
     """16 are needed where 8 are."""
-    plan = changed(drawn.draw(2, "mha", "decode", CUBE), devices=1000)
+    plan = drawn.draw(2, "mha", "decode", CUBE)
     with pytest.raises(Unavailable, match=r"needs 1000 host devices, there are .*: set XLA_FLAGS="):
-        host_mesh(plan)
+        host_mesh(replace(load(plan), plan=changed(plan, devices=1000)))
 
 
 def test_a_wrong_engine_is_told_by_step_sequence_and_position() -> None:
     """An engine with another epsilon in its norms."""
-    plan = drawn.draw(2, "mha", "decode", CUBE)
-    level = run_numerics(plan, host_mesh(plan), "manual", lambda p, m: engine_of(p, m, Options(eps=0.1)))
+    loaded = load(drawn.draw(2, "mha", "decode", CUBE))
+    level = run_numerics(loaded, host_mesh(loaded), "manual", lambda p, m: engine_of(p, m, Options(eps=0.1)))
     assert level.status == "failed"
     assert level.findings[0].what == "logits of decode step 0, sequence 0, position 0"
     assert level.findings[0].promised == "within 1e-05 standard deviations of the reference"

@@ -11,8 +11,8 @@ from msgspec.structs import replace as changed
 import meshwright
 from executor.devices import Unavailable
 from executor.levels.shrink import F32, LEAST, shrink
+from executor.loaded import load
 from mesh.errors import InputError
-from planner.plan.layout_file import layout_of
 from planner.plan.plan import Plan
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes
@@ -51,7 +51,7 @@ def cuts(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
 def test_layouts_axes_and_features_stay(model: str, slice_name: str, phase: str, batch: int) -> None:
     """The same programs, roles and residual; every axis 2; two layers a group; what a layer has, it has."""
     plan = best(model, slice_name, phase, batch)
-    small = shrink(plan)
+    small = shrink(load(plan)).plan
     assert small.mesh.axis_sizes == tuple(min(size, 2) for size in plan.mesh.axis_sizes)
     assert (small.mesh.axis_names, small.residual) == (plan.mesh.axis_names, plan.residual)
     for a, b in zip(plan.layouts, small.layouts, strict=True):
@@ -78,7 +78,7 @@ def test_what_is_cut_into_single_elements_stays_so_and_the_rest_does_not_become_
 ) -> None:
     """The ratio of dim to cut is 1 or more than 1, as in the plan; MoE batches may grow."""
     plan = best(model, slice_name, phase, batch)
-    before, after = cuts(plan), cuts(shrink(plan))
+    before, after = cuts(plan), cuts(shrink(load(plan)).plan)
     assert before.keys() == after.keys()
     for key, (size, parts) in after.items():
         if key[1] not in ("S", "B", "N"):
@@ -87,10 +87,10 @@ def test_what_is_cut_into_single_elements_stays_so_and_the_rest_does_not_become_
 
 def test_the_shrunken_plan_is_a_plan() -> None:
     """Its slice exists, its layout can be read back, and its collectives are priced."""
-    small = shrink(best(*CASES[0]))
-    layout, slice_, work = layout_of(small)
-    assert (slice_.devices, work.context) == (small.devices, LEAST["S"])
-    assert layout.names == small.mesh.axis_names
+    loaded = shrink(load(best(*CASES[0])))
+    small = loaded.plan
+    assert (loaded.slice_.devices, loaded.workload.context) == (small.devices, LEAST["S"])
+    assert loaded.layout.names == small.mesh.axis_names
     assert any(step.comms for step in small.cost.steps)
     assert max(small.model.D, small.model.V, small.context) <= 64
 
@@ -98,8 +98,8 @@ def test_the_shrunken_plan_is_a_plan() -> None:
 def test_dtypes_can_be_others_than_the_plans() -> None:
     """Float32 for numerics."""
     plan = best(*CASES[0])
-    assert (shrink(plan).dtypes, shrink(plan, dtypes=F32).dtypes) == (Dtypes(), F32)
-    assert {spec.dtype for spec in shrink(plan, dtypes=F32).specs.values()} == {"f32"}
+    assert (shrink(load(plan)).plan.dtypes, shrink(load(plan), F32).plan.dtypes) == (Dtypes(), F32)
+    assert {spec.dtype for spec in shrink(load(plan), F32).plan.specs.values()} == {"f32"}
 
 
 def test_what_was_padded_is_padded_again() -> None:
@@ -109,7 +109,7 @@ def test_what_was_padded_is_padded_again() -> None:
     fix = {"mlp": {"X": "F", "Y": "F"}, "vocab": {"X": "V", "Y": "V"}}
     (plan, *_) = meshwright.plan(model, "v5e:4x4", phase="decode", batch=[16], context=2048, fix=fix).plans
     assert plan.padded.keys() == {"mlp/F", "vocab/V"}
-    assert shrink(plan).padded.keys() == plan.padded.keys()
+    assert shrink(load(plan)).plan.padded.keys() == plan.padded.keys()
 
 
 def test_layers_that_differ_stay_components_of_their_own() -> None:
@@ -119,7 +119,7 @@ def test_layers_that_differ_stay_components_of_their_own() -> None:
         for H, w, F in ((64, None, 2048), (128, None, 1024), (64, 4096, 1024), (64, 512, 512))
     )
     plan = best(Model(name="m", D=1024, V=1024, tied=False, groups=groups), "v5e:2x2", "decode", 16)
-    assert [one.component for one in shrink(plan).layouts] == [one.component for one in plan.layouts]
+    assert [one.component for one in shrink(load(plan)).plan.layouts] == [one.component for one in plan.layouts]
 
 
 def test_nonsense_is_refused() -> None:
@@ -128,5 +128,5 @@ def test_nonsense_is_refused() -> None:
     first = plan.layouts[0]
     wrong = changed(first, assignment=dict.fromkeys(first.assignment, "nonsense"))
     with pytest.raises(InputError, match="has no role 'nonsense'"):
-        shrink(changed(plan, layouts=(wrong, *plan.layouts[1:])))
+        shrink(load(changed(plan, layouts=(wrong, *plan.layouts[1:]))))
     assert issubclass(Unavailable, Exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import jax
 import pytest
 from helpers import drawn, tampering
+from helpers.levels import check_plan_file
 from msgspec.structs import replace as changed
 
 import meshwright
 import strategies
+from executor.levels.common import host_mesh
 from executor.levels.host_collectives import check_collectives, host_collectives
-from executor.levels.integrity import check_plan_file, recomputed
-from executor.levels.numerics import host_mesh, numerics, run_numerics
+from executor.levels.integrity import recomputed
+from executor.levels.numerics import numerics, run_numerics
+from executor.loaded import Loaded, load
 from executor.run.engine import engine_of
 from planner.plan.plan import Plan
 from strategies.layoutfile import parse_layout
@@ -49,22 +53,28 @@ def small() -> Plan:
 
 
 @cache
+def loaded() -> Loaded:
+    """The small plan, loaded."""
+    return load(small())
+
+
+@cache
 def own() -> Any:
     """The engine of the small plan as it should be."""
-    return engine_of(small(), host_mesh(small()))
+    return engine_of(loaded(), host_mesh(loaded()))
 
 
-def levels(plan: Plan, engine: Any) -> dict[str, Any]:
-    """Numerics and collectives of a plan on host devices."""
-    mesh = host_mesh(plan)
-    found = [f(plan, mesh, "manual", lambda plan, mesh: engine) for f in (check_collectives, run_numerics)]
+def levels(engine: Any) -> dict[str, Any]:
+    """Numerics and collectives of the small plan on host devices."""
+    mesh = host_mesh(loaded())
+    found = [f(loaded(), mesh, "manual", lambda loaded, mesh: engine) for f in (check_collectives, run_numerics)]
     return {level.level: level for level in found}
 
 
 def test_what_nobody_tampered_with_passes() -> None:
     """So every failure below is the mutation's."""
     assert check_plan_file(searched()).status == "passed", check_plan_file(searched()).findings
-    assert {level.status for level in levels(small(), own()).values()} == {"passed"}
+    assert {level.status for level in levels(own()).values()} == {"passed"}
 
 
 def test_there_are_at_least_25_mutations() -> None:
@@ -86,8 +96,8 @@ def test_an_edited_plan_file_is_caught_before_anything_runs(name: str) -> None:
 @pytest.mark.parametrize("name", tampering.PRICES)
 def test_an_edited_price_is_caught_by_the_compiled_program(name: str) -> None:
     """The level `collectives` alone: the numbers that come out are right."""
-    edited = tampering.PRICES[name](small())
-    level = check_collectives(edited, host_mesh(edited), "manual", lambda plan, mesh: own())
+    edited = replace(loaded(), plan=tampering.PRICES[name](small()))
+    level = check_collectives(edited, host_mesh(edited), "manual", lambda loaded, mesh: own())
     assert level.status == "failed"
     assert all(f.promised != f.found for f in level.findings)
 
@@ -96,7 +106,7 @@ def test_an_edited_price_is_caught_by_the_compiled_program(name: str) -> None:
 def test_another_program_than_the_plan_says_is_caught(name: str) -> None:
     """By numbers, by what it communicates, or by both, as the table says."""
     caught, change = tampering.ENGINES[name]
-    found = levels(small(), change(own()))
+    found = levels(change(own()))
     assert {n for n, level in found.items() if level.status == "failed"} == set(caught), found
 
 
@@ -133,10 +143,10 @@ def test_a_legal_program_that_computes_something_else_is_caught_by_numbers_only(
     """The plan was made with it, so that what is priced is what runs."""
     component, before, after = tampering.WRONG[name]
     _, wrong = program(component, before, after)
-    plan = recomputed(mine(component), (wrong,))
+    plan = recomputed(load(mine(component), (wrong,)))
     assert check_plan_file(plan, (wrong,)).status == "passed"
-    assert host_collectives(plan, programs=(wrong,)).status == "passed"
-    level = numerics(plan, programs=(wrong,))
+    assert host_collectives(load(plan, (wrong,))).status == "passed"
+    level = numerics(load(plan, (wrong,)))
     assert level.status == "failed"
     assert level.findings[0].what.startswith("logits of decode step")
 

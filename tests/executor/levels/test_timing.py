@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import jax
 import pytest
 from msgspec.structs import replace as changed
 
+import executor.levels.host_collectives
 import executor.levels.timing as module
-import executor.levels.verify
 import meshwright
-from executor.devices import Unavailable
-from executor.levels.timing import judged, label, median_seconds, memory_bytes, timing
-from executor.levels.verdict import TOLD, verdict
+from executor import devices
+from executor.clock import median_seconds
+from executor.devices import Unavailable, memory_bytes
+from executor.levels.level import LevelOptions
+from executor.levels.timing import judged, label, timing
+from executor.loaded import load
+from executor.verdict import TOLD, verdict
 from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import Chip
 from mesh.slices import parse_slice
@@ -81,7 +86,7 @@ def plan_of(chip: Chip, model: Model = DENSE, phase: str = "decode") -> Plan:
 def test_a_step_is_timed_and_told_and_not_judged(chip: Chip, model: Model, phase: str, mode: str) -> None:
     """Notes hold both times, their ratio, what was priced, the layout and whose constants; no factor, no verdict."""
     plan = plan_of(chip, model, phase)
-    level = timing(plan, mode, chip=chip, repeats=2)
+    level = timing(load(plan, chip=chip), LevelOptions(mode=mode), repeats=2)
     assert (level.level, level.mode, level.status, level.checked, level.findings) == ("timing", mode, TOLD, 0, ())
     assert level.notes[0].startswith(f"{phase} step: ")
     assert " measured (median of 2 on 4 x cpu), " in level.notes[0]
@@ -95,7 +100,7 @@ def test_the_modes_time_different_programs(chip: Chip, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "step_seconds", lambda run, repeats: timed.append(run) or 1.0)
     plan = plan_of(chip)
     for mode in ("manual", "automatic", "unconstrained"):
-        timing(plan, mode, chip=chip)
+        timing(load(plan, chip=chip), LevelOptions(mode=mode))
     assert [type(run).__name__ for run in timed] == ["Engine", "Automatic", "Automatic"]
     assert [run.constraints for run in timed[1:]] == [plan.activation_specs, {}]
 
@@ -107,7 +112,7 @@ def test_the_modes_time_different_programs(chip: Chip, monkeypatch: pytest.Monke
 def test_a_factor_judges_both_ways(chip: Chip, times: float, within: float | None, status: str) -> None:
     """Neither much slower nor much faster than priced."""
     plan = plan_of(chip)
-    level = judged(plan, "manual", times * plan.cost.step_s, within, "by hand")
+    level = judged(plan, LevelOptions(timing_within=within), times * plan.cost.step_s, "by hand")
     priced = f"{plan.cost.step_s * 1e3:.3g} ms"
     assert level.status == status
     assert [f.promised for f in level.findings] == ([f"{priced} within a factor of 1.5"] if status == "failed" else [])
@@ -119,13 +124,13 @@ def test_devices_that_are_not_the_plans_are_unavailable(chip: Chip, monkeypatch:
     if jax.default_backend() == "cpu":
         (plan,) = meshwright.plan(DENSE, "v5e:2x2", batch=[4], context=32, top=1).plans
         with pytest.raises(Unavailable, match="v5e:2x2 needs 4 tpu devices, there are 0: `meshwright calibrate`"):
-            timing(plan)
+            timing(load(plan))
     many = measured_chip("cpu", 4096, RATES, SOURCES)
     with pytest.raises(Unavailable, match="cpu:4096 needs 4096 cpu devices"):
-        timing(changed(plan_of(chip), slice="cpu:4096", devices=4096, chips=4096), chip=many)
+        timing(replace(load(plan_of(chip), chip=chip), slice_=parse_slice("cpu:4096", many)))
     monkeypatch.setattr(module, "memory_bytes", lambda device, devices: 1e4)
     with pytest.raises(Unavailable, match=r"GB per device, there are 0\.00 GB: plan a smaller batch"):
-        timing(plan_of(chip), chip=chip)
+        timing(load(plan_of(chip), chip=chip))
 
 
 def test_a_host_has_the_memory_that_its_control_group_lets_it_have(
@@ -133,7 +138,7 @@ def test_a_host_has_the_memory_that_its_control_group_lets_it_have(
 ) -> None:
     """In a container that is less than what the machine has; without a limit it is what the machine has."""
     device, limit = jax.devices("cpu")[0], tmp_path / "memory.max"
-    monkeypatch.setattr(module, "CGROUP", (str(limit), str(tmp_path / "none")))
+    monkeypatch.setattr(devices, "CGROUP", (str(limit), str(tmp_path / "none")))
     whole = memory_bytes(device, 1)
     limit.write_text("max\n")
     assert memory_bytes(device, 4) == whole / 4
@@ -143,9 +148,8 @@ def test_a_host_has_the_memory_that_its_control_group_lets_it_have(
 
 def test_a_step_that_cannot_run_is_a_finding(chip: Chip) -> None:
     """Where the plan's layouts have been edited into nonsense, say."""
-    plan = plan_of(chip)
-    bad = changed(plan, layouts=tuple(changed(one, program="none") for one in plan.layouts))
-    level = timing(bad, chip=chip)
+    loaded = load(plan_of(chip), chip=chip)
+    level = timing(replace(loaded, layout=replace(loaded.layout, assigned=())))
     assert level.status == "failed"
     assert (level.findings[0].what, level.findings[0].promised) == ("the step", "runs")
 
@@ -169,7 +173,8 @@ def test_a_label_says_the_whole_layout(chip: Chip) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that take half a second, and collectives that hold."""
     monkeypatch.setattr(module, "measure", lambda *_: 0.5)
-    monkeypatch.setattr(executor.levels.verify, "_collectives", lambda *_: verdict("collectives", "manual", 1, ()))
+    passing = verdict("collectives", "manual", 1, ())
+    monkeypatch.setattr(executor.levels.host_collectives, "host_collectives", lambda *_: passing)
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -213,7 +218,7 @@ def test_what_is_only_told_is_skipped_in_junit(files: tuple[str, str], capfd: py
     plan, chip = files
     _, out, _ = run(capfd, plan, "--chip-file", chip, "--level", "timing", "--format", "junit")
     assert 'failures="0" skipped="1"' in out
-    assert '<skipped message="measured and not judged: --timing-within FACTOR sets a bound" />' in out
+    assert '<skipped message="measured and not judged: no factor was given that it must be within" />' in out
     assert "<system-out>decode step: " in out
 
 
@@ -240,7 +245,7 @@ def test_a_chip_file_that_is_not_the_plans_is_one_line(
     garbage = tmp_path / "garbage.toml"
     garbage.write_text("name = [")
     for words, message in (
-        ((), "the plan is for cpu:4, no built-in chip: pass --chip-file, as for `plan`"),
+        ((), "the plan is for cpu:4, no built-in chip: name its chip file, as for `plan`"),
         (("--chip-file", str(other)), f"--chip-file '{other}' has the chip 'mine'; the plan is for cpu:4"),
         (("--chip-file", str(garbage)), f"{garbage}: not a chip file: "),
         (("--chip-file", str(tmp_path / "none")), f"{tmp_path / 'none'}: cannot read the chip file: No such file"),
@@ -248,7 +253,10 @@ def test_a_chip_file_that_is_not_the_plans_is_one_line(
             ("--chip-file", good, "--level", "tpu-compiler"),
             "level 'tpu-compiler' cannot run here: cpu:4 is no TPU slice",
         ),
-        (("--chip-file", good, "--timing-within", "2"), "--timing-within judges level timing, which runs only if"),
+        (
+            ("--chip-file", good, "--timing-within", "2"),
+            "--timing-within 2: it judges level timing, which",
+        ),
         (
             ("--chip-file", good, "--level", "timing", "--timing-within", "0.5"),
             "--timing-within 0.5: expected a factor of at least 1",

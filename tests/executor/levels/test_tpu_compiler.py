@@ -17,7 +17,7 @@ from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit
 from executor.devices import Unavailable, prepare_environment
 from executor.levels import tpu_compiler as tpu
 from executor.levels.tpu_compiler import Facts, compile_plan, judge, packed, tpu_compiler
-from planner.plan.layout_file import layout_of
+from executor.loaded import load
 from planner.plan.plan import Memory, Plan
 from planner.plan.pricing import price_layout
 from strategies.notation import LayoutError
@@ -75,12 +75,12 @@ def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, **kno
 @cache
 def small() -> Facts:
     """A small plan, compiled once."""
-    return compile_plan(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048))
+    return compile_plan(load(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048)))
 
 
 def holds(case: Case) -> None:
     """The level passes, whatever the compiler rewrote."""
-    level = tpu_compiler(plan_of(*case[:5], weights=case[5], kv=case[6]))
+    level = tpu_compiler(load(plan_of(*case[:5], weights=case[5], kv=case[6])))
     assert level.status == "passed", level
     assert level.findings == ()
     assert level.checked > 4
@@ -98,7 +98,7 @@ def test_a_plan_is_what_the_compiler_makes(case: Case) -> None:
 @pytest.mark.slow
 def test_a_step_that_is_spread_out_over_free_memory_packs_into_what_was_promised() -> None:
     """16 prompts through Llama-8B on v5e:4x4, weights gathered behind matmuls: the compiler leaves gaps of 0.4 GB."""
-    facts = packed(compile_plan(plan_of("llama-3.1-8b", "v5e:4x4", "prefill", 16, 4096)))
+    facts = packed(compile_plan(load(plan_of("llama-3.1-8b", "v5e:4x4", "prefill", 16, 4096))))
     assert isinstance(facts.packed, Compiled)
     assert facts.packed.total_bytes < facts.plan.memory.total_bytes
     level = judge(facts, "manual")
@@ -147,17 +147,18 @@ def agree_at_the_edge(plan: Plan, known: dict[str, str]) -> None:
     """This batch fits and compiles; one more is refused by the planner, and in the same layout by the compiler."""
     with pytest.raises(meshwright.NothingFits):
         plan_of(plan.model.name, plan.slice, "decode", plan.batch + 1, plan.context, **known)
-    assert isinstance(compile_plan(plan).made, Compiled)
+    assert isinstance(compile_plan(load(plan)).made, Compiled)
     more = at_batch(plan, plan.batch + 1)
     assert more.memory.total_bytes > more.memory.usable_bytes
-    need = compile_plan(more).made
+    need = compile_plan(load(more)).made
     assert isinstance(need, DoesNotFit)
     assert need.need_bytes == pytest.approx(more.memory.total_bytes, rel=0.01)
 
 
 def at_batch(plan: Plan, batch: int) -> Plan:
     """The same layout at another batch, padded as far as it must be."""
-    layout, slice_, work = layout_of(plan)
+    loaded = load(plan)
+    layout, slice_, work = loaded.layout, loaded.slice_, loaded.workload
     for padded in range(batch, 2 * batch):
         with contextlib.suppress(LayoutError):
             return price_layout(layout, slice_, plan.model, work, batch, padded, speeds(slice_.chip, work.dtypes))
@@ -201,7 +202,11 @@ def test_less_memory_than_promised_is_well_only_where_memory_is_short() -> None:
 
 
 def _with_memory(facts: Facts, memory: Memory) -> Facts:
-    return replace(facts, plan=msgspec.structs.replace(facts.plan, memory=memory))
+    return _with_plan(facts, msgspec.structs.replace(facts.plan, memory=memory))
+
+
+def _with_plan(facts: Facts, plan: Plan) -> Facts:
+    return replace(facts, loaded=replace(facts.loaded, plan=plan))
 
 
 @needs_compiler
@@ -213,7 +218,7 @@ def test_a_tampered_collective_is_a_finding() -> None:
     comm = msgspec.structs.replace(steps[at].comms[0], bytes=steps[at].comms[0].bytes * 2)
     steps[at] = msgspec.structs.replace(steps[at], comms=(comm, *steps[at].comms[1:]))
     plan = msgspec.structs.replace(facts.plan, cost=msgspec.structs.replace(facts.plan.cost, steps=tuple(steps)))
-    found = judge(replace(facts, plan=plan), "manual")
+    found = judge(_with_plan(facts, plan), "manual")
     assert found.status == "failed"
     assert any(steps[at].text in f.promised for f in found.findings)
 
@@ -237,7 +242,7 @@ def test_a_copied_cache_is_a_finding() -> None:
 def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
     """Unless the plan says itself that it does not fit."""
     plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048)
-    facts = Facts(plan, DoesNotFit(20e9, 16.9e9), {})
+    facts = Facts(load(plan), DoesNotFit(20e9, 16.9e9), {})
     assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9000 GB usable"
     over = msgspec.structs.replace(plan.memory, total_bytes=20e9)
     assert judge(_with_memory(facts, over), "manual").status == "passed"
@@ -259,6 +264,6 @@ def test_a_compiler_that_cannot_be_told_of_less_memory_leaves_the_finding(monkey
 
 def test_without_a_compiler_the_level_is_unavailable() -> None:
     """A GPU plan has none."""
-    plan = msgspec.structs.replace(plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048), slice="h100:8")
+    plan = meshwright.plan("llama-3.1-8b", "h100:8", batch=[16], context=2048, top=1).plans[0]
     with pytest.raises(Unavailable, match="only the TPU compiler works without its devices"):
-        tpu_compiler(plan)
+        tpu_compiler(load(plan))

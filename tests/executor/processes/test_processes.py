@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +20,13 @@ import pytest
 from helpers.planned import planned
 
 from executor.devices import Unavailable
-from executor.levels.verdict import Finding, verdict
 from executor.processes.abort_guard import why_ended
 from executor.processes.agreement import Alone, Together, merged
-from executor.processes.join import Hosts, hosts_of
+from executor.processes.join import Hosts
 from executor.processes.process_arrays import fetch, put, share
+from executor.verdict import Finding, verdict
 from mesh.errors import InputError
+from meshwright.hosts import hosts_of
 from planner.api import plan
 from planner.plan.planfile import encode
 
@@ -39,7 +41,7 @@ DEADLINE_S = 100  # for machines with much else to do; a run takes a few seconds
 # Options
 
 
-ALL = {"--coordinator": "10.0.0.1:1234", "--processes": "2", "--process-id": "1"}
+ALL = {"coordinator": "10.0.0.1:1234", "processes": "2", "process_id": "1"}
 ENVIRONMENT = {"JAX_COORDINATOR_ADDRESS": "[::1]:99", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "0"}
 
 
@@ -50,42 +52,39 @@ ENVIRONMENT = {"JAX_COORDINATOR_ADDRESS": "[::1]:99", "JAX_NUM_PROCESSES": "3", 
         ({}, {"JAX_COORDINATOR_ADDRESS": "h:1"}, None),
         (ALL, {}, Hosts(coordinator="10.0.0.1:1234", processes=2, process_id=1)),
         ({}, ENVIRONMENT, Hosts(coordinator="[::1]:99", processes=3, process_id=0)),
-        ({"--process-id": "2"}, ENVIRONMENT, Hosts(coordinator="[::1]:99", processes=3, process_id=2)),
+        ({"process_id": "2"}, ENVIRONMENT, Hosts(coordinator="[::1]:99", processes=3, process_id=2)),
     ],
 )
 def test_options_come_before_the_environment_which_counts_if_it_is_complete(
     options: Mapping[str, str], environ: Mapping[str, str], expected: Hosts | None
 ) -> None:
     """Without either there is one process."""
-    assert hosts_of(options, environ=environ) == expected
+    assert hosts_of(**options, environ=environ) == expected
 
 
 def test_a_cluster_says_what_is_not_given() -> None:
     """`--distributed` leaves the rest to JAX."""
-    assert hosts_of({}, distributed=True, environ={}) == Hosts()
-    assert hosts_of({"--process-id": "3"}, distributed=True, timeout="5", environ={}) == Hosts(
-        process_id=3, timeout_s=5
-    )
+    assert hosts_of(distributed=True, environ={}) == Hosts()
+    assert hosts_of(process_id="3", distributed=True, timeout="5", environ={}) == Hosts(process_id=3, timeout_s=5)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--process-id": None}, r"--process-id \(or JAX_PROCESS_ID\) is missing: each process needs --coordinator"),
-        ({"--process-id": "2"}, "--process-id 2: expected 0 to 1, as --processes is 2"),
-        ({"--process-id": "-1"}, "--process-id -1: expected 0 to 1, as --processes is 2"),
-        ({"--process-id": "one"}, "--process-id 'one': expected a whole number"),
-        ({"--processes": "0"}, "--processes 0: expected at least 1"),
-        ({"--coordinator": "localhost"}, "--coordinator 'localhost': expected HOST:PORT of process 0"),
-        ({"--coordinator": "h:70000"}, "--coordinator 'h:70000': expected HOST:PORT of process 0"),
-        ({"timeout": "0"}, "--timeout 0: expected at least 1 second"),
+        ({"process_id": None}, r"--process-id \(or JAX_PROCESS_ID\) is missing: each process needs --coordinator"),
+        ({"process_id": "2"}, "process_id 2: expected 0 to 1 of 2 processes"),
+        ({"process_id": "-1"}, "process_id -1: expected 0 to 1 of 2 processes"),
+        ({"process_id": "one"}, "--process-id 'one': expected a whole number"),
+        ({"processes": "0"}, "processes 0: expected at least 1"),
+        ({"coordinator": "localhost"}, "coordinator 'localhost': expected HOST:PORT of process 0"),
+        ({"coordinator": "h:70000"}, "coordinator 'h:70000': expected HOST:PORT of process 0"),
+        ({"timeout": "0"}, "timeout 0: expected at least 1 second"),
     ],
 )
 def test_bad_options_name_what_is_expected(changes: Mapping[str, Any], message: str) -> None:
     """A clear line before anything starts."""
-    options = {**ALL, **changes}
     with pytest.raises(InputError, match=message):
-        hosts_of(options, timeout=options.pop("timeout", "60"), environ={})
+        hosts_of(**{**ALL, **changes}, environ={})
 
 
 # Devices and arrays
@@ -141,10 +140,13 @@ class Store:
         assert key not in self.values
         self.values[key] = value
 
-    def blocking_key_value_get(self, key: str, _: int) -> str:
-        """The value, or JAX's error where it does not come in time."""
-        if key not in self.values:
-            raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+    def blocking_key_value_get(self, key: str, within_ms: int) -> str:
+        """The value, or an error where it does not come in time, as of JAX's."""
+        until = time.monotonic() + within_ms / 1000
+        while key not in self.values:
+            if time.monotonic() > until:
+                raise RuntimeError("DEADLINE_EXCEEDED: GetKeyValue() timed out")
+            time.sleep(0.01)
         return self.values[key]
 
 
@@ -212,7 +214,7 @@ def test_the_compilers_level_runs_in_process_0_and_timing_in_no_several() -> Non
     assert [type(e) for e in missing] == [Unavailable] * 2
     assert list(map(str, missing)) == ["no libtpu", "process 0: no libtpu"]
     assert [str(e) for e in agree(*[lambda t: t.level("timing", never)] * 2)] == [
-        "timing runs in one process: leave --coordinator and the like out"
+        "timing runs in one process, and this is one of 2"
     ] * 2
 
 
@@ -244,15 +246,15 @@ def test_another_number_of_processes_is_said() -> None:
     """Nobody waits for a process that no other knows of."""
     found = agree(*[lambda t: t.same(lambda: 1, lambda _: {})] * 2, processes=(2, 3))
     assert list(map(str, found)) == [
-        "process 0 has --processes 2, process 1 has 3; it must be the same everywhere",
-        "process 1 has --processes 3, process 0 has 2; it must be the same everywhere",
+        "process 0 is one of 2, process 1 one of 3; the number of processes must be the same everywhere",
+        "process 1 is one of 3, process 0 one of 2; the number of processes must be the same everywhere",
     ]
 
 
 def test_a_process_that_is_never_done_is_not_waited_for_without_end() -> None:
     """The other leaves after the timeout."""
     found = agree(lambda t: t.level("numerics", lambda: GOOD), lambda _: "stuck", timeout_s=1)
-    assert str(found[0]) == "process 1 is not done, 1 s (--timeout) after this one was"
+    assert str(found[0]) == "process 1 is not done 1 s (the timeout) after this one was"
 
 
 def test_alone_there_is_nobody_to_agree_with() -> None:
@@ -270,7 +272,7 @@ def test_alone_there_is_nobody_to_agree_with() -> None:
             "The following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks have crashed",
             "process 1 ended",
         ),
-        ("ALREADY_EXISTS: a request from a newer incarnation", "two processes have the same --process-id"),
+        ("ALREADY_EXISTS: a request from a newer incarnation", "two processes have the same process id"),
         ("INVALID_ARGUMENT: Unexpected task registered with task=2", "process 2 is one too many"),
         ("DEADLINE_EXCEEDED\n\nRPC: /xla.CoordinationService/RegisterTask", "not all came: each needs the same"),
         ('RPC: PollForError\n"Socket closed"', "process 0, the coordinator, ended before this one was done"),
@@ -375,7 +377,7 @@ def test_different_plans_are_bad_input_in_both(folder: Path, address: str) -> No
 def test_a_coordinator_that_is_not_there_is_not_waited_for_without_end(folder: Path, address: str) -> None:
     """A line with the address and the time."""
     verify = "-m meshwright verify plan.json --timeout 1 --processes 2 --process-id 1 --coordinator"
-    process = start([*verify.split(), address])
+    process = start([*verify.split(), address], folder)
     assert ended(process) == [(2, "", f"meshwright: no process 0 at {address} within 1 s: Connection refused\n")]
 
 
@@ -390,9 +392,8 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
 
 DIES = """
 import os, signal, sys
-from executor.processes.join import hosts_of, joined
-options = {"--coordinator": sys.argv[1], "--processes": "2", "--process-id": sys.argv[2]}
-with joined(hosts_of(options)) as together:
+from executor.processes.join import Hosts, joined
+with joined(Hosts(coordinator=sys.argv[1], processes=2, process_id=int(sys.argv[2]))) as together:
     together.same(lambda: 0, lambda _: {}) if len(sys.argv) > 3 else None
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -17,14 +17,15 @@ from msgspec.structs import replace as changed
 import meshwright
 from executor.compiler.hlo import collectives
 from executor.devices import build_mesh
+from executor.loaded import load
 from executor.reference import random_params, reference_logits
 from executor.run.engine import Engine, engine, engine_of
 from executor.run.prompts import zigzag
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout, residual_order
 from strategies.components import components
+from strategies.layout import Assigned, BoundLayout, lay_out
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import LayoutError
@@ -40,9 +41,8 @@ B, T, LENGTHS, TOLERANCE = 4, 16, (16, 5, 9, 1), 1e-5
 Roles = Mapping[str, tuple[str, str]]  # component or kind -> (program, roles by mesh axis, separated by spaces)
 
 
-def layout_of_roles(model: Model, work: Workload, sizes: Sequence[int], residual: str, roles: Roles) -> Layout:
+def layout_of_roles(model: Model, work: Workload, sizes: Sequence[int], residual: str, roles: Roles) -> BoundLayout:
     """A layout on one physical axis, cut into mesh axes of these sizes."""
-    names = tuple("XYZ"[: len(sizes)])
     assigned = []
     for c in components(model, work):
         program, played = roles.get(c.name) or roles[c.kind]
@@ -50,7 +50,7 @@ def layout_of_roles(model: Model, work: Workload, sizes: Sequence[int], residual
         assigned.append(Assigned(c, body, tuple(body.axis_of(role) for role in played.split())))
     strides = list(accumulate(reversed(sizes), lambda a, b: a * b, initial=1))[-2::-1]
     pieces = tuple((Piece(0, stride, size),) for stride, size in zip(strides, sizes, strict=True))
-    return Layout(names, pieces, tuple(residual), tuple(assigned), residual_order(names, tuple(residual), assigned))
+    return lay_out(mesh_of(parse_slice(f"h100:{np.prod(sizes)}"), pieces), residual, assigned)
 
 
 def mesh_of(sizes: Sequence[int]) -> Mesh:
@@ -241,7 +241,7 @@ def test_an_engine_stores_what_its_plan_says() -> None:
     for phase in ("decode", "prefill"):
         plan = meshwright.plan(model, "v5e:2x2", phase=phase, batch=[8], context=16).plans[0]
         mesh = build_mesh(plan.mesh, parse_slice("v5e:2x2"), jax.devices()[:4])
-        run = engine_of(plan, mesh)
+        run = engine_of(load(plan), mesh)
         stored = {f"{c}/{n}": s for trees in (run.weights, run.caches) for c, t in trees.items() for n, s in t.items()}
         assert stored.keys() == plan.specs.keys()
         for name, one in stored.items():

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.sharded import completed, run_sharded
 from jax.sharding import AxisType, Mesh
 
 from executor.run.context import Context
-from executor.run.interpret import completed, interpret, results, run_sharded
+from executor.run.interpret import interpret, results
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.layoutfile import builtin_programs, specialise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from planner.best.replicas import batches_per_slice, dcn_token_bytes_per_s, replicated
 from planner.plan.planfile import PlanFile

@@ -16,7 +16,6 @@ from oracles import bruteforce
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.candidate import price_candidate
 from planner.cpsat import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
 from planner.cpsat.phase_rows import Side, orders_of
@@ -24,22 +23,23 @@ from planner.cpsat.rows import boards
 from planner.cpsat.solver import run
 from planner.cpsat.specs import ordered
 from planner.plan.file_proof import FEASIBLE, OPTIMAL
-from planner.plan.layout import NAMES, Assigned, Layout, programs
 from planner.plan.layout_file import layout_of
 from planner.plan.pricing import price_layout
-from planner.plan.sized import ready
-from planner.plan.specs import specs
 from planner.query.query import Query
+from planner.search.candidate import price_candidate
 from planner.search.meshes import Mesh, meshes
 from planner.search.problem import Found, Problem, make_problem
 from planner.search.residuals import CODES
 from planner.search.search import columns
 from strategies.components import IDLE, Component, components
+from strategies.layout import NAMES, Assigned
 from strategies.models.configs import load_model
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes, Workload
+from strategies.readers.bound import programs, size_program
 from strategies.readers.memory import cache_bytes, weight_bytes
 from strategies.readers.rates import Floats, tabulate_rates
+from strategies.readers.specs import specs
 
 ONE_AXIS, TWO_AXES = ("h100:2", "tpu7x:1x1x1"), ("v5e:2x2", "v5p:2x2x1", "h100:4")
 SHARES = (None, 0.0, 0.3, 0.7)  # of the HBM between the least that a pair needs and what the fastest takes
@@ -92,7 +92,7 @@ def draw(seed: int) -> Case:
             model=model,
             slices=(slice_,),
             work=w,
-            fixed=_some_roles(random, model, w, slice_, 1 + seed % 2) if two_axes else None,
+            fixed=_some_roles(random, model, w, slice_, 1 + seed % 2) if two_axes else {},
         )
         for w in works
     )
@@ -209,9 +209,9 @@ class EveryPair:
         """What a share of the oracle stores, by the specs that its plan would have."""
         body = component.body(pick.body)  # type: ignore[attr-defined]
         assigned = (Assigned(component, body, pick.axes),)  # type: ignore[attr-defined]
-        layout = self.bruteforce.make_layout(mesh, residual, order, assigned)
+        layout = self.bruteforce.make_layout(problem.slice_, mesh, residual, order, assigned)
         rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
-        priced = [ready(layout, b, rates, problem.fast, padded) for b in programs(layout)]
+        priced = [size_program(layout, b, rates, problem.fast, padded) for b in programs(layout)]
         stored, weights, kv, bodies = [], 0.0, 0.0, 0
         for name, spec in specs(priced, problem.work).items():
             if name.endswith(("/Kc", "/Vc")):
@@ -321,15 +321,15 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
         residual, order = int(board.state.residual[state]), random.choice(orders[state])
         at = random.randrange(len(side.rows[i]))
         joined, row = board.joined[i], int(side.rows[i][at])
-        if not board._allowed(i, residual, board.state.prefixes[state : state + 1])[0][joined.face[row]]:
+        if not board.allowed(i, state)[joined.face[row]]:
             continue
         table = joined.tables[joined.table_of[row]]
         axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
         cuts = tuple(CODES[c] for c in board.state.cuts[residual])
         assigned = (Assigned(problem.components[i], table.body, axes),)
-        layout = Layout(tuple(names), tuple((p,) for p in board.mesh), cuts, assigned, tuple(names[n] for n in order))
-        rates = tabulate_rates(problem.slice_, layout.pieces)
-        found = specs([ready(layout, b, rates, problem.fast, 16) for b in programs(layout)], work)
+        layout = bruteforce.make_layout(problem.slice_, board.mesh, cuts, order, assigned)
+        rates = tabulate_rates(problem.slice_, [(p,) for p in board.mesh])
+        found = specs([size_program(layout, b, rates, problem.fast, 16) for b in programs(layout)], work)
         for name, shape, dims in ordered(side.stored(i, at, residual), order):
             spec = found[f"{problem.components[i].name}/{name}"]
             cut = [tuple(names[axis] for axis in sum(dim, ())) for dim in dims]
@@ -412,7 +412,7 @@ def test_a_limit_that_ends_a_pair_leaves_its_gap(monkeypatch: pytest.MonkeyPatch
     [
         ({"output": 0}, "output 0: expected a whole number from 1"),
         ({"output": 300, "cache": "none"}, "cache 'none': expected resharded or equal"),
-        ({"output": 300, "seconds": 0.0}, "--solver-seconds 0: expected a number of seconds above 0"),
+        ({"output": 300, "seconds": 0.0}, "solver_seconds 0: expected a number of seconds above 0"),
     ],
 )
 def test_bad_input_of_a_pair_is_named(change: dict[str, Any], said: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from oracles import bruteforce
 from oracles.answers import Answer, Best, computed, kept, two_axes
+from oracles.coupled import solve_coupled
 from ortools.sat.python import cp_model
 
 import meshwright
@@ -24,12 +25,12 @@ from meshwright import main
 from planner.best import cpsat_sweep as coupled_sweep
 from planner.cpsat import single as coupled
 from planner.cpsat.rows import Block, all_rows, boards
-from planner.cpsat.single import solve_coupled
 from planner.cpsat.solver import run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
-from planner.plan.layout import from_choice
 from planner.plan.planfile import PlanFile
 from planner.plan.pricing import price_layout
+from planner.query.query import CP_SAT, check_solver
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Found, Problem, order_key
 from planner.search.search import search
 from strategies.models.models import Model
@@ -91,7 +92,7 @@ def _check(problem: Problem, model: Model, want: Choice | Best | None, got: Choi
     assert _close(proof.bound_s, want.step_s)
     assert got.total_bytes <= problem.usable_bytes
     plan = price_layout(
-        from_choice(got, problem.components), problem.slice_, model, problem.work, got.batch, got.padded_batch,
+        from_choice(got, problem), problem.slice_, model, problem.work, got.batch, got.padded_batch,
         problem.fast,
     )  # fmt: skip
     assert _close(plan.cost.step_s, got.step_s)
@@ -238,17 +239,8 @@ def test_scales_round_seconds_by_less_than_they_are_told_apart_and_bytes_up() ->
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_limit_that_is_no_time_is_bad_input(seconds: float) -> None:
     """A limit of zero, below it, or of no finite time is refused, and what would work is said."""
-    problem, _, _ = _case(4)
     with pytest.raises(InputError, match="expected a number of seconds above 0, such as 10"):
-        solve_coupled(problem, seconds)
-
-
-def test_several_batches_are_bad_input() -> None:
-    """One batch is solved at a time."""
-    problem, _, _ = _case(4)
-    work = msgspec.structs.replace(problem.work, batches=(1, 2))
-    with pytest.raises(InputError, match="expected one batch"):
-        solve_coupled(replace(problem, work=work))
+        check_solver(CP_SAT, seconds)
 
 
 def test_what_is_proved_is_said_in_words() -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.levels import check_plan_file
+from oracles.even_transfer import transfer_s as even_transfer_s
 
 import meshwright
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from meshwright import parsing
@@ -23,7 +24,6 @@ from meshwright.reports.fleet import report
 from meshwright.reports.text import render
 from planner.api import fleet
 from planner.best.sweep import search_slice
-from planner.candidate import Candidate, price_candidate, problem_of
 from planner.fleet import servers as fleet_servers
 from planner.fleet.fleet import NoFleet
 from planner.fleet.problem import ROLES
@@ -33,9 +33,9 @@ from planner.plan.file_fleet import Fleet, Traffic
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, encode, read_plan
 from planner.plan.transfer import DCN_LATENCY_S
-from planner.plan.transfer import transfer_s as even_transfer_s
 from planner.query.query import Query
 from planner.query.targets import Targets
+from planner.search.candidate import Candidate, price_candidate, problem_of
 from planner.search.problem import Found, Problem
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload

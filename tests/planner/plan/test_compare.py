@@ -23,7 +23,7 @@ def _plans(name: str, slice_name: str, batch: int, context: int, top: int = 1) -
 def _cache_ways(plan: Plan, dim: str) -> int:
     """Into how many parts the cache's dim is cut."""
     (spec,) = (s for n, s in plan.specs.items() if n.endswith("/Kc"))
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    sizes = plan.mesh.sizes
     ways = 1
     for axis in spec.axes[spec.dims.index(dim)]:
         ways *= sizes[axis]

@@ -12,13 +12,14 @@ from oracles import bruteforce
 from mesh.chips import load_chip
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from planner.plan.layout import Assigned, Layout, from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Problem
 from planner.search.search import search
-from strategies.book.crossover import ws1d_comms_s, ws2d_comms_s
+from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
 from strategies.components import Component, components
+from strategies.layout import Assigned, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import LayoutError
@@ -33,9 +34,7 @@ def _plans(seed: int) -> tuple[Problem, list[Plan]]:
     problem, model = bruteforce.toy_case(seed, SLICES)
     (batch,) = problem.work.batches
     return problem, [
-        price_layout(
-            from_choice(c, problem.components), problem.slice_, model, problem.work, batch, c.padded_batch, problem.fast
-        )
+        price_layout(from_choice(c, problem), problem.slice_, model, problem.work, batch, c.padded_batch, problem.fast)
         for c in search(problem, 3).choices[batch]
     ]
 
@@ -72,7 +71,7 @@ def test_memory_sums_and_weights_are_those_of_the_specs(seed: int) -> None:
         memory = plan.memory
         total = memory.weights_bytes + memory.kv_bytes + memory.activation_bytes
         assert memory.total_bytes == pytest.approx(total, rel=1e-12)
-        sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+        sizes = plan.mesh.sizes
         layers = {layout.component: layout.layers for layout in plan.layouts}
         held = 0.0
         for name, spec in plan.specs.items():
@@ -107,8 +106,8 @@ def dense_mlp(name: str, gated: bool) -> tuple[Problem, Model, Component]:
 
 def _mlp_plan(name: str, gated: bool, roles: tuple[str, ...], residual: tuple[str, ...]) -> Plan:
     problem, model, mlp = dense_mlp(name, gated)
-    pieces = tuple((Piece(axis=i, stride=1, size=n),) for i, n in enumerate(problem.slice_.dims))
-    layout = Layout(("X", "Y", "Z"), pieces, residual, (Assigned(mlp, mlp.body("mlp"), roles),), ("X", "Y", "Z"))
+    mesh = mesh_of(problem.slice_, [(Piece(axis=i, stride=1, size=n),) for i, n in enumerate(problem.slice_.dims)])
+    layout = lay_out(mesh, residual, [Assigned(mlp, mlp.body("mlp"), roles)], "XYZ")
     return price_layout(layout, problem.slice_, model, problem.work, BATCH, BATCH, problem.fast)
 
 
@@ -131,8 +130,7 @@ def test_mlp_collectives_take_what_the_closed_forms_say(name: str, gated: bool) 
         batch=BATCH,
         d=8192,
         f=32768,
-        x=slice_.dims[0],
-        yz=slice_.chips // slice_.dims[0],
+        grid=Grid(x=slice_.dims[0], yz=slice_.chips // slice_.dims[0]),
         ici_bytes_per_s=axis_bytes_per_s,
         gated=gated,
     )
@@ -170,7 +168,7 @@ def test_the_search_takes_the_cheaper_mlp(name: str, gated: bool, wins_2d: bool)
 def test_a_dim_that_does_not_divide_is_named() -> None:
     """A layout that cuts a dim unevenly is refused with the dim, its size and the ways."""
     problem, model, mlp = dense_mlp("v5p:4x4x4", False)
-    pieces = tuple((Piece(axis=i, stride=1, size=4),) for i in range(3))
-    layout = Layout(("X", "Y", "Z"), pieces, ("-",) * 3, (Assigned(mlp, mlp.body("mlp"), ("G",) * 3),), ("X", "Y", "Z"))
+    mesh = mesh_of(problem.slice_, [(Piece(axis=i, stride=1, size=4),) for i in range(3)])
+    layout = lay_out(mesh, "---", [Assigned(mlp, mlp.body("mlp"), ("G",) * 3)])
     with pytest.raises(LayoutError, match="mlp: B does not divide: B = 24, cut 64 ways"):
         price_layout(layout, problem.slice_, model, problem.work, 24, 24, problem.fast)

@@ -19,16 +19,15 @@ from oracles import bruteforce
 from mesh.slices import Slice, parse_slice
 from planner.best.solve import make_plan
 from planner.plan.compare import step_seconds
-from planner.plan.layout import from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
+from planner.search.chosen_layout import from_choice
 from planner.search.problem import Choice, Problem
 from planner.search.search import search
 from strategies.models.configs import load_model
-from strategies.models.dtypes import dtype_bytes
 from strategies.models.models import Model
-from strategies.models.workload import Dtypes, Workload
+from strategies.models.workload import Dtypes, Workload, dtype_bytes
 from strategies.readers.cost import speeds
 
 SLICES = ("v5e:2x2", "v5p:2x2x1", "tpu7x:2x2x1", "h100:4", "v5e:2x4")
@@ -46,7 +45,7 @@ def general_bound_s(model: Model, work: Workload, batch: int, slice_: Slice) -> 
     chip = slice_.chip
     hbm_bytes_per_s = chip.hbm_bytes_per_s * slice_.chips
     flops_per_s = chip.flops_per_s[work.dtypes.compute] * slice_.chips
-    tokens = batch * (work.context if work.phase == "prefill" else 1)
+    tokens = batch * work.tokens_per_sequence
     flops, params, kv = 2.0 * batch * model.V * model.D, float(model.V * model.D), 0.0
     for group in model.groups:
         a, mlp = group.attention, group.mlp
@@ -65,7 +64,7 @@ def general_bound_s(model: Model, work: Workload, batch: int, slice_: Slice) -> 
 def _price(choice: Choice, problem: Problem, model: Model, slice_: Slice | None = None) -> Plan:
     slice_ = slice_ or problem.slice_
     fast = speeds(slice_.chip, problem.work.dtypes)
-    layout = from_choice(choice, problem.components)
+    layout = from_choice(choice, problem)
     return price_layout(layout, slice_, model, problem.work, choice.batch, choice.padded_batch, fast)
 
 

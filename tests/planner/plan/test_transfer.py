@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from oracles.even_transfer import even_side, transfer_s
 
 from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.candidate import price_candidate
 from planner.plan.plan import Plan
 from planner.plan.transfer import (
     DCN_LATENCY_S,
     Share,
     Side,
     chip_dcn_bytes_per_s,
-    even_side,
     gather_s,
     request_cache_bytes,
     side_of,
     swap_s,
     transfer,
-    transfer_s,
 )
 from planner.query.query import Query
+from planner.search.candidate import price_candidate
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 
@@ -36,7 +35,7 @@ GPT = load_model("gpt-oss-20b")
 def plan_of(model: str, phase: str, batch: int, context: int, slice_: Slice = SQUARE) -> Plan:
     """The best plan of one batch."""
     work = Workload(phase=phase, batches=(batch,), context=context, dtypes=Dtypes(weights="int8", kv="int8"))
-    request = Query(load_model(model), [slice_], work, top=1)
+    request = Query(model=load_model(model), slices=(slice_,), work=work, top=1)
     return price_candidate(sweep(request).bests[0], request)
 
 

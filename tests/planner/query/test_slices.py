@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from oracles.torus import legal_slices
 
 from mesh.errors import InputError
-from mesh.slices import legal_slices
 from meshwright.parsing import chip_range
 from meshwright.parsing import prices as parse_prices
 from planner.query.slices import chosen_slices, range_text

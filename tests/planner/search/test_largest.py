@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from oracles import bruteforce
 
 from mesh.slices import parse_slice
-from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
+from planner.search.chosen_layout import from_choice
 from planner.search.footprint import Footprints, Key, Need
 from planner.search.largest import batch_key, context_key, largest, largest_batch, largest_context
 from planner.search.meshes import meshes
@@ -204,7 +204,7 @@ def test_the_layout_that_fits_takes_what_the_tables_say() -> None:
     problem = make_problem(request, slice_)
     choice = Footprints(slice_).need(problem, columns([batch], slice_.devices)).choice
     assert choice is not None
-    layout = from_choice(choice, problem.components)
+    layout = from_choice(choice, problem)
     plan = price_layout(layout, slice_, request.model, work, choice.batch, choice.padded_batch, problem.fast)
     assert plan.memory.total_bytes == pytest.approx(choice.total_bytes, rel=1e-12)
     assert plan.memory.total_bytes <= plan.memory.usable_bytes

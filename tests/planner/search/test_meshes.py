@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import prod
 
 import pytest
+from oracles.torus import legal_slices
 
-from mesh.slices import Slice, legal_slices, parse_slice
+from mesh.slices import Slice, parse_slice
 from planner.search.meshes import Mesh, meshes, symmetries
 
 SMALL = [s for chip in ("v5e", "v5p", "v6e", "tpu7x", "h100") for s in legal_slices(chip) if s.chips <= 256]

@@ -1,21 +1,25 @@
-"""Glue that is priced at two batches, and between them by interpolation, is glue priced at every batch."""
+"""Glue as the search prices it: played as one layout plays it, and at two batches what it is at every one."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
 
 from mesh.slices import Slice, parse_slice
 from planner.query.query import Query
-from planner.search.component_rows import Joined
+from planner.search.component_rows import GIVE, READ, Joined
 from planner.search.meshes import meshes
 from planner.search.problem import Found, Problem, make_problem
-from planner.search.reshard_costs import Glue, price_glue
-from planner.search.residuals import states
+from planner.search.reshard_costs import Glue, glue_plays, price_glue
+from planner.search.residuals import CODES, states
 from planner.search.search import price_tables
+from strategies.components import entry_parts, exit_parts
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 from strategies.readers.rates import Floats, Ints, Rates, tabulate_rates
+from strategies.residual_program import GIVEN, axes_of_pairs
 
 BATCHES = (3, 8, 64, 520)
 
@@ -36,6 +40,24 @@ def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[Joined]:
 def seconds(glue: Glue, column: int, residuals: int) -> Floats:
     """[2, residuals, faces] of one batch."""
     return np.array([glue.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("side", ["entry", "exit"])
+def test_the_search_has_each_pair_played_by_the_axes_that_play_it_in_a_layout(side: str, phase: str) -> None:
+    """For all that two mesh axes do to a body and to the residual: masks of many rows, and names of one layout."""
+    problem = problem_of(parse_slice("v5e:2x2"), "llama-3.1-8b", phase)
+    codes, numbers = (CODES, READ) if side == "entry" else (GIVEN, GIVE)
+    cuts = list(product((c for c in CODES if c != "T" or phase == "prefill"), repeat=2))
+    ends = list(product(codes, repeat=2))
+    for component in problem.components:
+        for part in entry_parts(component, phase) if side == "entry" else exit_parts(component, phase):
+            rows = np.array([[numbers[e] for e in end] for end in ends])
+            plays = glue_plays(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
+            for row, (end, cut) in enumerate(product(ends, cuts)):
+                alone = axes_of_pairs(part.program, end, cut, "XY")
+                masks = {axis: int(mask[row, 0]) for axis, mask in plays.masks.items()}
+                assert masks == {axis: sum(1 << "XY".index(name) for name in names) for axis, names in alone.items()}
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])

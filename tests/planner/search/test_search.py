@@ -13,9 +13,9 @@ from oracles.answers import CASES, TWO_AXES, Answer, Best, computed, kept, two_a
 
 import strategies.tables.assignments
 from mesh.slices import parse_slice
-from planner.plan.layout import from_choice
 from planner.plan.pricing import price_layout
 from planner.query.query import ALL
+from planner.search.chosen_layout import from_choice
 from planner.search.meshes import meshes
 from planner.search.problem import Choice, Problem, layout_key
 from planner.search.search import search
@@ -54,7 +54,7 @@ def _same(want: Sequence[Best], got: Sequence[Choice], problem: Problem) -> None
 
 def _price_again(problem: Problem, model: Model, choices: Sequence[Choice]) -> None:
     for choice in choices:
-        layout = from_choice(choice, problem.components)
+        layout = from_choice(choice, problem)
         plan = price_layout(
             layout, problem.slice_, model, problem.work, choice.batch, choice.padded_batch, problem.fast
         )

@@ -12,9 +12,9 @@ from mesh.collectives import all_gather, all_to_all, group
 from mesh.pieces import Piece
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.candidate import price_candidate
 from planner.plan.plan import Plan
 from planner.query.query import Query
+from planner.search.candidate import price_candidate
 from planner.serve.reshard import Box, box_move, differing, insert_move, weight_names, weights_move
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload

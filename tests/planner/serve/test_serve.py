@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from helpers.levels import check_plan_file
 from helpers.serving import serve_query
 
-from executor.levels.integrity import check_plan_file
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.best.nothing import NothingFits
@@ -23,7 +23,7 @@ from planner.serve.query import ServeQuery, Way
 from planner.serve.reshard import box, weight_names
 from planner.serve.serve import make_serving
 from planner.serve.ways import Priced, front, ways_on_one
-from strategies.models.dtypes import dtype_bytes
+from strategies.models.workload import dtype_bytes
 
 SLICES = ("v5e:2x2", "v5e:2x4")
 
@@ -57,7 +57,7 @@ def plans_of(file: PlanFile, entry: ServingEntry) -> tuple[Plan, Plan]:
 
 def stored_bytes(plan: Plan, name: str) -> float:
     """Bytes of a weight on one device, from its shape and the sizes of the axes that cut it."""
-    spec, sizes = plan.specs[name], dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
+    spec, sizes = plan.specs[name], plan.mesh.sizes
     layers = next(a.layers for a in plan.layouts if a.component == name.split("/")[0])
     ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
     return layers * prod(spec.shape) * dtype_bytes(spec.dtype) / ways

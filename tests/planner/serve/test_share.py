@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.levels import check_plan_file
 from helpers.serving import serve_query
 
 import planner.serve.serve
-from executor.levels.integrity import check_plan_file
 from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.plan.file_serving import ServingEntry

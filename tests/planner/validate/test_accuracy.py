@@ -12,8 +12,7 @@ from mesh.slices import parse_slice
 from meshwright.reports.plan import accuracy_text
 from planner.plan.accuracy import TABLE, accuracy_of, slice_at, slice_of_plan, table
 from planner.plan.planfile import read_plan
-from planner.validate.error_bars import error_bars
-from planner.validate.validate import validate
+from planner.validate.validate import error_bars, validate
 
 LLAMA, PALM = "llama3-70b-v5e16", "palm-540b-v4-64"
 SMALL = ["llama-3.1-8b", "--slice", "v5e:2x2", "--weights", "int8", "--kv", "int8", "--context", "1024", "--batch", "8"]

@@ -10,23 +10,24 @@ from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies import residual_program as glue
 from strategies.bind import bind
-from strategies.book.crossover import ws1d_comms_s, ws2d_comms_s
+from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
 from strategies.components import Part, components
 from strategies.layoutfile import parse_layout
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import Axes, Program
+from strategies.prices import Comm, Number, Work
 from strategies.primitives import PRIMITIVES
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_steps
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
-from strategies.readers.prices import Comm, Number, Work
 from strategies.readers.rates import tabulate_rates
 
 V5P = parse_slice("v5p:4x4x4").at_data_sheet
 AXES = "XYZ"
 RATES = tabulate_rates(V5P, [[Piece(axis=i, stride=1, size=4)] for i in range(3)])
 WIDTHS = {"weight": 1.0, "cache": 0.5, "activation": 2.0, "index": 4.0, "statistic": 4.0}
-MASKS = {axis: np.array([[1 << i]], dtype=np.int64) for i, axis in enumerate(AXES)}
+MASKS = masks_of_one({axis: (i,) for i, axis in enumerate(AXES)}, len(AXES))
 SIZES: dict[str, Number] = {
     "B": 64, "T": 16, "S": 256, "D": 32, "F": 128, "N": 32, "K": 4, "M": 8, "H": 16, "V": 512, "E": 8, "experts": 8,
     "k": 2,
@@ -243,7 +244,7 @@ def test_a_2d_mlp_moves_what_the_book_says(gated: bool) -> None:
         {"DD": ("X",), "UD": ("Y", "Z")},
     )
     assert found == pytest.approx(
-        ws2d_comms_s(batch=4096, d=1024, f=4096, x=4, yz=16, ici_bytes_per_s=RING_BYTES_PER_S, gated=gated)
+        ws2d_comms_s(batch=4096, d=1024, f=4096, grid=Grid(x=4, yz=16), ici_bytes_per_s=RING_BYTES_PER_S, gated=gated)
     )
 
 

@@ -11,11 +11,11 @@ from strategies.components import IDLE, Body, Component, components
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 from strategies.readers.cost import Totals, price_steps, speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import peak_activation_bytes
 from strategies.readers.rates import tabulate_rates
-from strategies.tables.assignments import enumerate_rows, fit_part, plays_of
+from strategies.tables.assignments import enumerate_rows, plays_of
 from strategies.tables.dedup import peak_shared, price_shared, step_groups
-from strategies.tables.tables import scope_of
 
 SLICE = parse_slice("v5p:4x4x12")
 CASES = [

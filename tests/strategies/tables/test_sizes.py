@@ -12,7 +12,7 @@ from strategies.checker import check, check_sizes
 from strategies.layoutfile import builtin_programs, parse_layout, specialise
 from strategies.notation import Axes, LayoutError, Program
 from strategies.readers.rates import Ints
-from strategies.tables.sizes import Fit, fit
+from strategies.readers.sizes import Fit, fit
 
 PROGRAMS = [specialise(p, frozenset({"gated"})) for p in builtin_programs()]
 DIMS = st.fixed_dictionaries(

@@ -12,16 +12,18 @@ from strategies.checker import check
 from strategies.components import Body, Component, Part, components
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
+from strategies.readers.axis_sets import masks_of_one
 from strategies.readers.cost import ArrayScope, Totals, price_steps, speeds
+from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import cache_bytes, peak_activation_bytes, weight_bytes
 from strategies.readers.rates import Ints, tabulate_rates
-from strategies.tables.assignments import fit_part, masks_of
-from strategies.tables.tables import price_body, scope_of
+from strategies.tables.assignments import masks_of
+from strategies.tables.tables import price_body
 
 V5P = parse_slice("v5p:4x4x4")
 AXES = "XYZ"
 RATES = tabulate_rates(V5P, [[Piece(axis=i, stride=1, size=4)] for i in range(3)])
-MASKS = {axis: np.array([[1 << i]], dtype=np.int64) for i, axis in enumerate(AXES)}
+MASKS = masks_of_one({axis: (i,) for i, axis in enumerate(AXES)}, len(AXES))
 MODELS = ("llama-3.1-8b", "qwen3-30b-a3b", "palm-8b", "qwen2.5-7b")
 BODIES = [
     (c, body, phase)
@@ -93,7 +95,7 @@ def test_a_padded_cache_takes_the_memory_of_its_padding() -> None:
     work = Workload(phase="decode", batches=(8,), context=14, dtypes=Dtypes())
     owner = next(c for c in components(load_model("llama-3.1-8b"), work) if c.kind == "attention")
     (part,) = owner.bodies[0].parts
-    masks = {axis: np.array([[int(axis == "W")]]) for axis in owner.bodies[0].axes}
+    masks = masks_of_one({axis: [0] if axis == "W" else [] for axis in owner.bodies[0].axes}, 3)
     found = fit_part(part, owner, RATES, masks, np.array([[8]]))
     assert int(np.max(found.sizes["S"])) == 16
     over = scope_of(part, found.sizes, masks, RATES, speeds(V5P.chip, Dtypes()))

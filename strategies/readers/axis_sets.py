@@ -7,7 +7,7 @@ patterns, and looked up for the rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -103,6 +103,17 @@ class Masks(Mapping[str, Ints]):
     def _index(self) -> list[Ints]:
         halves = self.plays.halves
         return [half.index if self.rows is None else half.index[self.rows] for half in halves]
+
+
+def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
+    """Of a single layout on so many mesh axes: `playing` numbers those that play each program axis.
+
+    >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
+    {'X': [[5]], 'Y': [[0]]}
+    """
+    number = np.arange(axes)
+    members = {axis: np.isin(number, list(numbers)) for axis, numbers in playing.items()}
+    return Plays(halves(number[None].astype(np.int8)), members).masks
 
 
 class Plays:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from math import inf
 
 from mesh.slices import Slice
-from planner.plan.layout import Layout, from_choice
 from planner.plan.plan import Plan
 from planner.plan.pricing import price_layout
 from planner.query.query import Query
 from planner.query.targets import Merits, Prices, dollars_per_million_tokens, price_of
+from planner.search.chosen_layout import from_choice
 from planner.search.largest import largest_batch
 from planner.search.problem import Choice, Problem, make_problem
+from strategies.layout import BoundLayout
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Candidate:
     problem: Problem
     choice: Choice
 
-    def layout(self) -> Layout:
+    def layout(self) -> BoundLayout:
         """The layout of the choice."""
-        return from_choice(self.choice, self.problem.components)
+        return from_choice(self.choice, self.problem)
 
     @property
     def step_s(self) -> float:
@@ -41,7 +42,7 @@ class Candidate:
     def tokens_per_s(self) -> float:
         """Tokens decoded, or of prompts, per second."""
         work = self.problem.work
-        return self.choice.batch * (work.context if work.phase == "prefill" else 1) / self.choice.step_s
+        return self.choice.batch * work.tokens_per_sequence / self.choice.step_s
 
     @property
     def chips(self) -> int:

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from strategies.notation import Axes, Step, Tensor
 
-Number = Any  # a float, or a numpy array of one float per layout (and batch)
+Number = float | NDArray[np.floating[Any]] | NDArray[np.int64]
+"""A number for one layout, or an array of one per layout (and batch)."""
 
 STATISTICS_BYTES = 8  # the max and the sum of a softmax, float32 each
 PAIR_BYTES = 8  # a float32 value and an int32 index

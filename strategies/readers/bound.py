@@ -1,7 +1,7 @@
-"""A layout: a mesh with named axes, the residual's cut, and a body with roles per component.
+"""What a layout runs: its programs on the axes of its mesh, in order, and these sized for one batch.
 
-A layout is made from a search's choice, or read from a user's file. `programs` binds it: the glue and bodies
-that run, in the book's notation on the axes of this mesh.
+`programs` binds a layout: resharding and bodies in the book's notation on the axes of this mesh, each checked again.
+`size_program` gives one of them its dims after padding: what the cost, memory and specs readers ask of it.
 """
 
 from __future__ import annotations
@@ -12,79 +12,18 @@ from functools import lru_cache
 
 import numpy as np
 
-from mesh.pieces import Piece
-from planner.search.problem import Choice
-from planner.search.reshard_costs import playing
 from strategies.bind import bind
-from strategies.checker import check
+from strategies.checker import check, check_sizes
 from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
+from strategies.layout import Assigned, BoundLayout
 from strategies.notation import Axes, LayoutError, Program
-from strategies.readers.rates import Ints
-
-NAMES = "XYZWVUTS"
-
-
-@dataclass(frozen=True)
-class Assigned:
-    """A component's body and the program axis that each mesh axis plays (`-`: idle)."""
-
-    component: Component
-    body: Body
-    axes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Mesh axes (name and pieces, major first), the residual's cut per mesh axis, and the components' layouts.
-
-    `order` lists the mesh axes, major first: axes that cut the same dim of the residual do so in this order.
-    """
-
-    names: tuple[str, ...]
-    pieces: tuple[tuple[Piece, ...], ...]
-    residual: tuple[str, ...]
-    assigned: tuple[Assigned, ...]
-    order: tuple[str, ...]
-
-
-def from_choice(choice: Choice, components: Sequence[Component]) -> Layout:
-    """The layout of a choice; pieces that play the same roles everywhere become one mesh axis."""
-    bodies = [c.body(p.body) for c, p in zip(components, choice.picks, strict=True)]
-    groups: dict[tuple[str, tuple[str, ...]], list[Piece]] = {}
-    for i, piece in enumerate(choice.mesh):
-        groups.setdefault((choice.residual[i], tuple(p.axes[i] for p in choice.picks)), []).append(piece)
-    found = sorted(groups.items(), key=lambda item: _by_place(item[1]))
-    names = tuple(NAMES[: len(found)])
-    assigned = tuple(
-        Assigned(c, body, tuple(roles[n] for (_, roles), _ in found))
-        for n, (c, body) in enumerate(zip(components, bodies, strict=True))
-    )
-    residual = tuple(cut for (cut, _), _ in found)
-    pieces = tuple(tuple(sorted(p, key=lambda x: (x.axis, -x.stride))) for _, p in found)
-    return Layout(names, pieces, residual, assigned, residual_order(names, residual, assigned))
-
-
-def _by_place(pieces: list[Piece]) -> tuple[int, int]:
-    first = min(pieces, key=lambda p: (p.axis, -p.stride))
-    return first.axis, -first.stride
-
-
-def residual_order(names: Sequence[str], residual: Sequence[str], assigned: Sequence[Assigned]) -> tuple[str, ...]:
-    """An order of the mesh axes in which every component keeps a prefix: first what all keep, last what none keeps.
-
-    Where each component's kept axes are prefixes of some order, sorting by the sum over components of how late an
-    axis comes for each is such an order. Axes that cut B come before those that cut T, D and nothing, so that the
-    order is what the residual's dims say, each in its order.
-    """
-    late = {}
-    for i, name in enumerate(names):
-        levels = []
-        for a in assigned:
-            reads, gives = (IDLE, IDLE) if a.axes[i] == IDLE else (a.body.reads(a.axes[i]), a.body.gives(a.axes[i]))
-            levels += [int(reads != residual[i]), 0 if gives == residual[i] else 2 if gives == "U" else 1]
-        late[name] = sum(levels)
-    cuts = dict(zip(names, residual, strict=True))
-    return tuple(sorted(names, key=lambda name: ("BTD-".index(cuts[name]), late[name], names.index(name))))
+from strategies.prices import Number
+from strategies.readers.axis_sets import Masks, masks_of_one
+from strategies.readers.cost import ArrayScope, Speeds
+from strategies.readers.fit import fit_part, scope_of
+from strategies.readers.rates import Rates
+from strategies.readers.sizes import Fit
+from strategies.residual_program import axes_of_pairs
 
 
 @dataclass(frozen=True)
@@ -94,11 +33,11 @@ class Bound:
     component: Component
     part: str
     source: Part
-    masks: Mapping[str, Ints]
+    masks: Masks
     program: Program
 
 
-def programs(layout: Layout) -> tuple[Bound, ...]:
+def programs(layout: BoundLayout) -> tuple[Bound, ...]:
     """Every program that a step runs, in order: embedding, the components, unembedding.
 
     Each is checked again on the mesh's axes; raises `LayoutError` where the parts do not fit together.
@@ -124,20 +63,26 @@ def _phase(assigned: Assigned) -> str:
     return assigned.body.parts[0].program.phase
 
 
-def _bind(layout: Layout, a: Assigned, part: Part) -> Bound:
+def _bind(layout: BoundLayout, a: Assigned, part: Part) -> Bound:
     plays = {axis: tuple(n for n, p in zip(layout.names, a.axes, strict=True) if p == axis) for axis in a.body.axes}
     return _bound(layout, a.component, "body", part, {k: _sorted(v, layout) for k, v in plays.items()})
 
 
-def _sorted(names: Axes, layout: Layout) -> Axes:
+def _sorted(names: Axes, layout: BoundLayout) -> Axes:
     return tuple(sorted(names, key=layout.order.index))
 
 
 def _bound(
-    layout: Layout, component: Component, name: str, part: Part, plays: Mapping[str, Axes], output: str | None = None
+    layout: BoundLayout,
+    component: Component,
+    name: str,
+    part: Part,
+    plays: Mapping[str, Axes],
+    output: str | None = None,
 ) -> Bound:
-    masks = {axis: np.array([[sum(1 << layout.names.index(n) for n in names)]]) for axis, names in plays.items()}
-    order = (layout.names, layout.residual, layout.order)
+    playing = {axis: [layout.names.index(n) for n in names] for axis, names in plays.items()}
+    masks = masks_of_one(playing, len(layout.names))
+    order = (layout.names, layout.cuts, layout.order)
     return Bound(component, name, part, masks, _bound_program(part.program, tuple(plays.items()), order, output))
 
 
@@ -158,11 +103,11 @@ def _bound_program(
     return bound
 
 
-def _glue(layout: Layout, a: Assigned, parts: Sequence[Part], side: str) -> list[Bound]:
+def _glue(layout: BoundLayout, a: Assigned, parts: Sequence[Part], side: str) -> list[Bound]:
     ends = [_end(a.body, axis, side) for axis in a.axes]
     found = []
     for part in parts:
-        plays = playing(part, ends, layout.residual, layout.names, side)
+        plays = axes_of_pairs(part.program, ends, layout.cuts, layout.names)
         ordered = {k: _sorted(v, layout) for k, v in plays.items()}
         output = a.body.parts[0].program.output.name if side == "exit" else None
         found.append(_bound(layout, a.component, side, part, ordered, output))
@@ -209,3 +154,34 @@ def _check_residual(found: Sequence[Bound]) -> None:
 def _same(first: Program, second: Program, name: str) -> None:
     if not first.output.renamed("").same_type(second.input.renamed("")):
         raise LayoutError(f"{name}: {first.name} gives {first.output}, and {second.name} reads {second.input}")
+
+
+@dataclass(frozen=True)
+class SizedProgram:
+    """A bound program with its scope: sizes after padding and the mesh's rates."""
+
+    bound: Bound
+    scope: ArrayScope
+    sizes: dict[str, Number]
+
+
+def size_program(layout: BoundLayout, bound: Bound, rates: Rates, fast: Speeds, padded: int) -> SizedProgram:
+    """Size a bound program's dims at one batch; raises `LayoutError` where one does not divide."""
+    found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
+    _must_fit(found, bound, padded)
+    sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
+    masks = masks_of_one({name: (i,) for i, name in enumerate(layout.names)}, len(layout.names))
+    whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
+    check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
+    return SizedProgram(bound, ArrayScope(bound.program, masks, sizes, rates, fast.widths), dict(sizes))
+
+
+def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
+    return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
+
+
+def _must_fit(found: Fit, bound: Bound, padded: int) -> None:
+    if not found.ok.all():
+        dim, reason, _, ways = found.failures[0]
+        size = padded if dim == "B" else int(bound.component.dims[dim])
+        raise LayoutError(f"{bound.component.name}: {reason}: {dim} = {size}, cut {int(ways.flat[0])} ways")

@@ -6,22 +6,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+import msgspec
 import numpy as np
 
-from planner.plan.plan import TensorSpec
-from planner.plan.sized import Priced
 from strategies.models.workload import Workload
-from strategies.notation import Axes, Dim, Program, Tensor
-from strategies.readers.prices import Number
+from strategies.notation import SEQUENCE, Axes, Dim, Program, Tensor
+from strategies.prices import Number
+from strategies.primitives import PRIMITIVES
+from strategies.readers.bound import SizedProgram
 
 
-def cache_types(program: Program) -> list[Tensor]:
-    """The types of the program's caches, as they are first read or written."""
-    tensors = [t for s in program.steps for t in (*s.inputs, *s.outputs)]
-    return [next(t for t in tensors if t.name == name) for name in program.cache]
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tensor: dims, padded shape, and per dim the mesh axes that cut it, major first (a PartitionSpec)."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str, ...], ...]
+    dtype: str
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a cache: of what is stored only caches have the dim of keys (`strategies.checker`)."""
+        return SEQUENCE in self.dims
+
+    def cut_by(self, dim: str) -> tuple[str, ...]:
+        """The mesh axes that cut a dim, major first; none where the tensor lacks it."""
+        return dict(zip(self.dims, self.axes, strict=True)).get(dim, ())
 
 
-def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
     """Of every weight and cache: dims, padded shape, mesh axes per dim, dtype."""
     found: dict[str, TensorSpec] = {}
     for p in priced:
@@ -30,13 +43,12 @@ def specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
             if t.name in program.weights or t.name in program.cache:
                 dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
                 found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
-        for name in program.cache:
-            written = next(t for s in program.steps for t in (*s.inputs, *s.outputs) if t.name == name)
-            found.setdefault(_tensor_name(p, name), _spec(written, p.sizes, work.dtypes.kv))
+        for t in program.caches:
+            found.setdefault(_tensor_name(p, t.name), _spec(t, p.sizes, work.dtypes.kv))
     return found
 
 
-def _tensor_name(p: Priced, name: str) -> str:
+def _tensor_name(p: SizedProgram, name: str) -> str:
     owner = p.bound.component.name
     if name == "g" and p.bound.part != "body":
         return f"{owner}/norm"
@@ -48,7 +60,7 @@ def _spec(t: Tensor, sizes: dict[str, Number], dtype: str) -> TensorSpec:
     return TensorSpec(dims=t.names, shape=shape, axes=tuple(d.axes for d in t.dims), dtype=dtype)
 
 
-def activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, TensorSpec]:
+def activation_specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
     """For every constraint each type that it has in turn, in program order: what an exported plan asks of a compiler.
 
     `group/component/Q` is the first type of Q that is no partial sum, `Q@2` the next: one more constraint on the same
@@ -68,7 +80,7 @@ def activation_specs(priced: Sequence[Priced], work: Workload) -> dict[str, Tens
     return found
 
 
-def _asked(p: Priced, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
+def _asked(p: SizedProgram, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
     program, dtypes = p.bound.program, work.dtypes
     for t in program.arguments if p.bound.part == "body" else ():
         if t.name in program.index:
@@ -76,10 +88,10 @@ def _asked(p: Priced, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
     for t in _constrained(p, {*program.constraints, *(program.cache if work.phase == "prefill" else ())}):
         name = ("last" if program.name == "last" else "residual") if t.name == "R" else t.name
         sizes = p.sizes | {"U": p.scope.ways(t.axes("U"))} if "U" in t.names else p.sizes
-        yield name, _spec(t, sizes, dtypes.kv if "S" in t.names else dtypes.activations)
+        yield name, _spec(t, sizes, dtypes.kv if SEQUENCE in t.names else dtypes.activations)
 
 
-def _constrained(p: Priced, names: set[str]) -> Iterator[Tensor]:
+def _constrained(p: SizedProgram, names: set[str]) -> Iterator[Tensor]:
     """What a program makes under these names, and its result; of partial sums, what can be asked for all the same.
 
     Not what is only sliced next: XLA would gather it.
@@ -92,16 +104,17 @@ def _constrained(p: Priced, names: set[str]) -> Iterator[Tensor]:
         if p.bound.component.kind == "vocab" and program.input.partial:
             yield _reduced_rows(program.input, program.output)
     body = program.steps if p.bound.part == "body" else ()
-    sliced = {t for s in body if s.op == "Slice" for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
+    cuts = [s for s in body if PRIMITIVES[s.op].cuts]
+    sliced = {t for s in cuts for t, o in zip(s.inputs, s.outputs, strict=True) if t.name == o.name}
     for s in program.steps:
-        if s.op in ("AllToAll", "Combine", "Add") and s in body:
+        if PRIMITIVES[s.op].passes_partial and s in body:
             moved = (t for t in (*s.inputs, *s.outputs) if t.partial and t.name in names - {program.output.name})
             yield from (_in_parts(t, program) for t in moved)
         for t in s.outputs:
             if t.name in names and not t.partial and not t.triple and t.dims and t not in sliced:
                 yield t
-        if s.op == "RingAttend":  # which no constraint makes: whole keys move as many bytes
-            yield from (_whole(t, "S").renamed(name) for t, name in zip(s.inputs[1:3], ("Kg", "Vg"), strict=True))
+        if asks := PRIMITIVES[s.op].asks:
+            yield from asks(s)
 
 
 def _reduced_before_gathered(t: Tensor, after: Tensor) -> Iterator[Tensor]:
@@ -139,7 +152,7 @@ def _whole(t: Tensor, *dims: str) -> Tensor:
     return replace(t, dims=tuple(replace(d, axes=()) if d.name in dims or not dims else d for d in t.dims))
 
 
-def padded_dims(priced: Sequence[Priced]) -> dict[str, tuple[int, int]]:
+def padded_dims(priced: Sequence[SizedProgram]) -> dict[str, tuple[int, int]]:
     """Dims that were padded: (before, after)."""
     found: dict[str, tuple[int, int]] = {}
     for p in priced:

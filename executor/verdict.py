@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.plan.plan import Value
 
 SCHEMA = "meshwright.report/1"
-LEVELS = ("plan", "numerics", "collectives", "tpu-compiler", "timing")
 PASSED, FAILED, SKIPPED, TOLD = "passed", "failed", "skipped", "told"
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from strategies.checker import Requirements
 from strategies.notation import Axes
-from strategies.readers.prices import Number
+from strategies.prices import Number
 from strategies.readers.rates import Ints
 
 LARGEST_PADDING = 1.25
@@ -71,7 +71,7 @@ def fit(
     _fit_heads(found, needs, dims, pad, cuts, look)
     for name in sorted(cuts):
         if name not in ("N", "M", "K", "B") and name in dims:
-            found.sizes[name] = _fit_dim(found, name, np.int64(dims[name]), cuts[name], look, name in pad)
+            found.sizes[name] = _fit_dim(found, name, int(dims[name]), cuts[name], look, name in pad)
     found.sizes["B"] = _fit_dim(found, "B", batches, cuts.get("B", []), look, "B" in pad)
     found.ok = np.broadcast_to(found.ok, (rows, batches.shape[1]))
     return found

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.readers.axis_sets import Half, Kinds, Plays, halves, halves_of_pairs
 from strategies.readers.rates import Flags
-from strategies.tables.axis_sets import Half, Kinds, Plays, halves, halves_of_pairs
 
 MEMBERS = {  # of four kinds: c is played by two of them, d by none
     "a": np.array([True, False, False, False]),
