@@ -133,7 +133,7 @@ def described(slice_: Slice) -> None:
 @needs_compiler
 @pytest.mark.parametrize("chip", TPUS)
 def test_the_compiler_knows_the_slices_of_every_chip(chip: str) -> None:
-    """Those of at most 64 chips; all of them with --run-slow."""
+    """Those of at most 64 chips; all of them in the next test."""
     for slice_ in legal_slices(chip):
         if slice_.chips <= 64:
             described(slice_)

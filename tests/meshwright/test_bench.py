@@ -58,6 +58,7 @@ def chip() -> Chip:
     return measured_chip("cpu", 4, RATES, dict.fromkeys(RATES, "made up"))
 
 
+@pytest.mark.slow
 def test_layouts_spread_over_the_prices(chip: Chip) -> None:
     """All different, best first; a choice keeps both ends."""
     plans = layouts.layouts_of(parse_slice("cpu:4", chip), DENSE, WORK)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.planned import planned
 
 import meshwright
 from planner import api
@@ -177,7 +178,7 @@ def plan_text() -> str:
     """A small plan file as JSON."""
     from planner.plan.planfile import encode
 
-    found = api.plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, weights="int8", kv="int8", top=1)
+    found = planned("llama-3.1-8b", "v5e:2x2", batch=(8,), context=1024, weights="int8", kv="int8", top=1)
     return encode(found).decode()
 
 

@@ -4,11 +4,11 @@ import math
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 from mesh.errors import InputError
 from meshwright.reports.explain import check_plan, dim_sizes, explanation, on_one_device
 from meshwright.reports.text import Lines, Table, render
-from planner import api
 from planner.plan.plan import Plan
 from strategies.notation import parse_tensor
 
@@ -16,7 +16,7 @@ from strategies.notation import parse_tensor
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """The best plan of Llama-3.1-70B at the issue's example."""
-    return api.plan("llama-3.1-70b", "v5e:4x4", batch=[64], weights="int8", kv="int8", top=1).plans[0]
+    return planned("llama-3.1-70b", "v5e:4x4", batch=(64,), weights="int8", kv="int8", top=1).plans[0]
 
 
 KINDS = [("mixtral-8x7b", "decode"), ("gpt-oss-20b", "prefill"), ("palm-8b", "decode")]
@@ -83,7 +83,7 @@ def test_padded_sizes_are_used(plan: Plan) -> None:
 @pytest.mark.parametrize(("name", "phase"), KINDS)
 def test_every_dim_of_every_kind_of_layer_has_a_size(name: str, phase: str) -> None:
     """In MoE, windowed and parallel-block models, no dim of a step is left without a number."""
-    best = api.plan(name, "v5p:2x2x2", phase=phase, batch=[8], context=2048, top=1).plans[0]
+    best = planned(name, "v5p:2x2x2", phase=phase, batch=(8,), context=2048, top=1).plans[0]
     for block in explanation(best):
         if isinstance(block, Table) and len(block.headers) > 2 and block.headers[1] == "step":
             for row in block.rows:

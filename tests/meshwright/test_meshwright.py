@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 import meshwright
 from meshwright.cli import COMMANDS
@@ -73,7 +74,7 @@ def test_public_names_resolve() -> None:
 
 def test_api_plans_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     """`meshwright.plan` returns what the command prints as JSON."""
-    mine = meshwright.plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, weights="int8", kv="int8")
+    mine = planned("llama-3.1-8b", "v5e:2x2", batch=(8,), context=1024, weights="int8", kv="int8")
     theirs = json.loads(out(capsys, "plan", *SMALL, "--batch", "8", "--format", "json"))
     assert msgspec.json.decode(msgspec.json.encode(mine.plans)) == theirs["plans"]
 

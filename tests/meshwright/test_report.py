@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 from meshwright.reports.plan import (
     layout_text,
@@ -14,7 +15,6 @@ from meshwright.reports.plan import (
     why_lost,
 )
 from meshwright.reports.text import Lines, Table, render
-from planner import api
 from planner.numbers import digits
 from planner.plan.accuracy import whose_constants
 from planner.plan.compare import Comparison, Turn
@@ -26,7 +26,7 @@ from strategies.layout import ComponentLayout, MeshPiece
 @pytest.fixture(scope="module")
 def found() -> PlanFile:
     """Llama-3.1-70B, the issue's example."""
-    return api.plan("llama-3.1-70b", "v5e:4x4", batch=[32, 64], context=8192, weights="int8", kv="int8", top=3)
+    return planned("llama-3.1-70b", "v5e:4x4", batch=(32, 64), context=8192, weights="int8", kv="int8", top=3)
 
 
 def test_one_line_per_plan_with_every_column(found: PlanFile) -> None:

@@ -133,6 +133,7 @@ def test_v5e_scatters_shards_of_a_multiple_of_256_and_reduces_others() -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_tpu7x_weights_are_not_copied_with_the_options_we_give() -> None:
     """Without them the stacked weights are all copied into another tiling."""
     import jax
@@ -155,7 +156,16 @@ def test_options_are_for_tpu_programs_of_tpu7x_only() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["v3:2x2", "v4:2x2x1", "v5e:1x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:1x1x1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v5e:2x2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("v3:2x2", "v4:2x2x1", "v5e:1x1", "v5p:2x2x1", "v6e:2x2", "tpu7x:1x1x1")
+        ),
+    ],
+)
 def test_the_compilers_limit_is_our_usable_memory(name: str) -> None:
     """A program of 0.998 of it fits; one of 1.5 of it does not, and the limit in the message is ours."""
     import jax

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import pytest
 from helpers import drawn
+from helpers.planned import planned
 from msgspec.structs import replace as changed
 
-import meshwright
 from executor.devices import Unavailable
 from executor.levels.common import capacity_factor, host_mesh
 from executor.levels.host_collectives import check_collectives, compared, host_collectives
@@ -29,12 +29,12 @@ pytestmark = pytest.mark.skipif(
     [
         ("llama-3.1-70b", "v5e:4x4", "decode"),
         ("qwen3-30b-a3b", "v5e:4x4", "decode"),
-        ("palm-540b", "v4:4x4x4", "prefill"),
+        pytest.param("palm-540b", "v4:4x4x4", "prefill", marks=pytest.mark.slow),
     ],
 )
 def test_a_searched_plan_of_a_real_model_passes(model: str, slice_name: str, phase: str) -> None:
     """In its own bf16, of which the CPU makes float32: said in a note, with the number of priced collectives."""
-    (plan, *_) = meshwright.plan(model, slice_name, phase=phase, batch=[32], context=2048).plans
+    (plan, *_) = planned(model, slice_name, phase=phase, batch=(32,), context=2048).plans
     level = host_collectives(load(plan))
     assert (level.status, level.level, level.mode) == ("passed", "collectives", "manual"), level.findings
     assert level.notes[0].startswith("priced: ")
@@ -43,7 +43,7 @@ def test_a_searched_plan_of_a_real_model_passes(model: str, slice_name: str, pha
 
 def test_a_plan_on_one_device_promises_no_collective() -> None:
     """That there is none is checked, too."""
-    (plan, *_) = meshwright.plan("llama-3.1-8b", "v6e:1x1", phase="decode", batch=[1], context=128).plans
+    (plan, *_) = planned("llama-3.1-8b", "v6e:1x1", phase="decode", batch=(1,), context=128).plans
     level = host_collectives(load(plan))
     assert (level.status, level.checked, level.notes) == ("passed", 1, ("priced: no collective",))
 
@@ -117,7 +117,7 @@ def test_a_program_that_does_not_compile_is_a_finding() -> None:
 
 def test_a_model_that_cannot_be_run_never_passes() -> None:
     """gpt-oss has sinks and biases that the engine leaves out."""
-    (plan, *_) = meshwright.plan("gpt-oss-20b", "v5e:4x4", phase="decode", batch=[8]).plans
+    (plan, *_) = planned("gpt-oss-20b", "v5e:4x4", phase="decode", batch=(8,)).plans
     with pytest.raises(Unavailable, match="sinks"):
         host_collectives(load(plan))
     assert shrink(load(plan)).plan.devices <= parse_slice(plan.slice).devices

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 
 import pytest
+from helpers.planned import planned
 from msgspec.structs import replace as changed
 
 import meshwright
@@ -25,12 +25,13 @@ CASES = [
     ("palm-540b", "v4:4x4x4", "decode", 64),
     ("gpt-oss-20b", "tpu7x:2x2x1", "decode", 8),
 ]
+LONG = [case for case in CASES if case[0] == "mixtral-8x7b"]
+"""Its search takes seconds."""
 
 
-@cache
 def best(model: str | Model, slice_name: str, phase: str, batch: int) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_name, phase=phase, batch=[batch], context=2048).plans[0]
+    return planned(model, slice_name, phase=phase, batch=(batch,), context=2048).plans[0]
 
 
 def cuts(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
@@ -43,7 +44,10 @@ def cuts(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize(("model", "slice_name", "phase", "batch"), CASES)
+@pytest.mark.parametrize(
+    ("model", "slice_name", "phase", "batch"),
+    [pytest.param(*case, marks=pytest.mark.slow if case in LONG else []) for case in CASES],
+)
 def test_layouts_axes_and_features_stay(model: str, slice_name: str, phase: str, batch: int) -> None:
     """The same programs, roles and residual; every axis 2; two layers a group; what a layer has, it has."""
     plan = best(model, slice_name, phase, batch)
@@ -65,7 +69,10 @@ def test_layouts_axes_and_features_stay(model: str, slice_name: str, phase: str,
     assert plan.specs.keys() == small.specs.keys()
 
 
-@pytest.mark.parametrize(("model", "slice_name", "phase", "batch"), CASES)
+@pytest.mark.parametrize(
+    ("model", "slice_name", "phase", "batch"),
+    [pytest.param(*case, marks=pytest.mark.slow if case in LONG else []) for case in CASES],
+)
 def test_what_is_cut_into_single_elements_stays_so_and_the_rest_does_not_become_it(
     model: str, slice_name: str, phase: str, batch: int
 ) -> None:

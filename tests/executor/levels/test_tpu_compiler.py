@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.planned import planned
 
 import meshwright
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit
@@ -29,15 +30,13 @@ needs_compiler = pytest.mark.skipif(
 
 Case = tuple[str, str, str, int, int, str, str]  # model, slice, phase, batch, context, dtype of weights, of the cache
 
-DEFAULT: tuple[Case, ...] = (
-    ("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048, "bf16", "bf16"),
+DEFAULT: tuple[Case, ...] = (("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048, "bf16", "bf16"),)
+SLOW: tuple[Case, ...] = (
     ("llama-3.1-70b", "v5p:4x4x4", "decode", 64, 8192, "bf16", "bf16"),
     ("llama-3.1-70b", "tpu7x:2x2x2", "decode", 32, 8192, "int8", "int8"),
     ("mixtral-8x7b", "v5e:8x16", "decode", 256, 2048, "bf16", "bf16"),  # Reordered
     ("palm-540b", "v4:4x4x4", "decode", 64, 2048, "bf16", "bf16"),  # Padded
     ("llama-3.1-8b", "v6e:2x2", "prefill", 1, 512, "bf16", "bf16"),
-)
-SLOW: tuple[Case, ...] = (
     ("qwen3-30b-a3b", "v6e:2x4", "prefill", 1, 512, "bf16", "bf16"),
     ("llama-3.1-8b", "v4:2x2x1", "decode", 64, 4096, "bf16", "bf16"),
     ("llama-3.1-70b", "v5e:4x4", "decode", 32, 8192, "bf16", "bf16"),
@@ -70,7 +69,7 @@ EDGES = (  # model, slice, context, dtype of weights and cache, the largest batc
 
 def plan_of(model: str, slice_: str, phase: str, batch: int, context: int, **known: Any) -> Plan:
     """The best plan."""
-    return meshwright.plan(model, slice_, phase=phase, batch=[batch], context=context, top=1, **known).plans[0]
+    return planned(model, slice_, phase=phase, batch=(batch,), context=context, top=1, **known).plans[0]
 
 
 @cache

@@ -8,19 +8,19 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from helpers.planned import planned
 
 import executor.levels.verify as module
 import meshwright
 from executor.devices import Unavailable
 from executor.verdict import Finding, Level, verdict
-from planner.api import plan
 from planner.plan.planfile import encode
 
 
 @pytest.fixture(scope="module")
 def plan_text() -> str:
     """A plan of Llama-3.1-8B on four chips, as the command writes it."""
-    return encode(plan("llama-3.1-8b", "v5e:2x2", batch=[8], context=1024, top=1)).decode()
+    return encode(planned("llama-3.1-8b", "v5e:2x2", batch=(8,), context=1024, top=1)).decode()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers.planned import planned
 
 from executor.devices import Unavailable
 from executor.processes.abort_guard import why_ended
@@ -30,7 +31,10 @@ from planner.api import plan
 from planner.plan.planfile import encode
 
 ROOT = Path(__file__).parents[3]
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
+)
 DEADLINE_S = 100  # for machines with much else to do; a run takes a few seconds
 
 
@@ -288,7 +292,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan, another one, and one that was edited."""
     path = tmp_path_factory.mktemp("hosts")
     for name, batch in (("plan", 8), ("other", 16)):
-        (path / f"{name}.json").write_bytes(encode(plan("llama-3.1-8b", "v5e:2x2", batch=[batch], context=1024, top=1)))
+        (path / f"{name}.json").write_bytes(
+            encode(planned("llama-3.1-8b", "v5e:2x2", batch=(batch,), context=1024, top=1))
+        )
     edited = json.loads((path / "plan.json").read_bytes())
     edited["plans"][0]["memory"]["weights_bytes"] *= 2
     (path / "edited.json").write_text(json.dumps(edited))
@@ -335,6 +341,7 @@ def verify(folder: Path, address: str, *each: str, processes: int = 2) -> list[t
     )
 
 
+@pytest.mark.slow
 def test_two_processes_verify_a_plan_and_the_first_speaks(folder: Path, address: str) -> None:
     """Numerics and collectives hold on a mesh that spans both; only process 0 prints and writes."""
     what = "plan.json --level numerics,collectives --format json -o"

@@ -193,7 +193,13 @@ def reference(case: Case, params: Mapping[str, Mapping[str, Any]], chosen: list[
     return np.stack([np.asarray(logits)[np.arange(B), np.array(LENGTHS) - 1 + step] for step in range(len(chosen))])
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("mha-batch",)
+"""The cases of the default tests: heads, batch, vocabulary, and gathered keys."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_prompts_then_decoding_equal_the_reference(name: str) -> None:
     """Prompts of different lengths, then 4 tokens of each through the cache: logits within 1e-5, the best is taken."""
     case = CASES[name]

@@ -16,7 +16,7 @@ from oracles import bruteforce
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
-from planner.coupled import pair as coupled_pair
+from planner.cpsat import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
 from planner.cpsat.phase_rows import Side, orders_of
 from planner.cpsat.rows import boards
@@ -276,8 +276,8 @@ def _agrees(case: Case, costs: Floats, total: Floats, usable: float) -> None:
 
 
 def _check(seed: int) -> None:
-    case = draw(seed, bruteforce)
-    costs, total = EveryPair(case, bruteforce).costs()
+    case = draw(seed)
+    costs, total = EveryPair(case).costs()
     if not len(costs):
         assert shared_pair(case.prefill, case.decode, case.slice_, output=case.output, cache=case.cache) is None
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -14,14 +15,15 @@ import msgspec
 import numpy as np
 import pytest
 from oracles import bruteforce
+from oracles.answers import Answer, Best, computed, kept, two_axes
 from oracles.coupled import solve_coupled
 from ortools.sat.python import cp_model
 
 import meshwright
 from mesh.errors import InputError
 from meshwright import main
-from planner.coupled import single as coupled
-from planner.coupled import sweep as coupled_sweep
+from planner.best import cpsat_sweep as coupled_sweep
+from planner.cpsat import single as coupled
 from planner.cpsat.rows import Block, all_rows, boards
 from planner.cpsat.solver import run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
@@ -40,8 +42,7 @@ SHARES = (None, 0.1, 0.4, 0.8)  # of the HBM between the least that fits and wha
 QUICK = (4, 9, 11, 15, 60, 63, 86)
 MANY = range(300)
 HARD = 9
-TWO_AXES = ("v5e:2x2", "v5p:2x2x1")
-BRUTE_QUICK = [(1, 180)]  # (layer groups, seed)
+BRUTE_QUICK = [(1, 180), (1, 153)]  # (layer groups, seed): of the kept answers
 BRUTE = [(1, seed) for seed in range(0, 46, 3)] + [(2, seed) for seed in (78, 69, 125)]
 
 
@@ -77,7 +78,7 @@ def _limited(problem: Problem, share: float | None) -> Problem:
     return replace(problem, usable_bytes=least + (fastest - least) * share + 1)
 
 
-def _check(problem: Problem, model: Model, want: Choice | None, got: Choice | None, proof: Proof) -> None:
+def _check(problem: Problem, model: Model, want: Choice | Best | None, got: Choice | None, proof: Proof) -> None:
     """The same seconds; by the order of ties not behind; what the plain cost function says; and a proof."""
     if want is None or got is None:
         assert (got, want) == (None, None)
@@ -99,7 +100,7 @@ def _check(problem: Problem, model: Model, want: Choice | None, got: Choice | No
 
 
 def _agree(seed: int, cutoff: bool) -> Proof:
-    problem, model, share = _case(seed, bruteforce)
+    problem, model, share = _case(seed)
     problem = _limited(problem, share)
     (batch,) = problem.work.batches
     want = (search(problem, 1).choices.get(batch) or [None])[0]
@@ -113,44 +114,40 @@ def _agree(seed: int, cutoff: bool) -> Proof:
 @pytest.mark.parametrize("seed", QUICK)
 def test_cp_sat_agrees_with_exhaustion(seed: int) -> None:
     """Every state left to the solver, its best takes as long as the exhaustive search's; memory binds or not."""
-    _agree(seed, bruteforce, cutoff=False)
+    _agree(seed, cutoff=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", MANY)
 def test_cp_sat_agrees_with_exhaustion_on_many_problems(seed: int) -> None:
     """The same on 300 problems; on 16 chips without the states that bounds exclude."""
-    _agree(seed, bruteforce, cutoff=seed % 50 == 49)
+    _agree(seed, cutoff=seed % 50 == 49)
 
 
-def _oracle_agrees(groups: int, seed: int) -> None:
-    problem, model = bruteforce.toy_case(seed, TWO_AXES, groups)
-    oracle = bruteforce.Oracle(problem, "told apart")
-    (batch,) = problem.work.batches
-    fastest, least = oracle.best(batch, 1e15, 1)[0].total_bytes, _least_bytes(problem)
-    for share in SHARES:
-        usable = 1e15 if share is None else least + (fastest - least) * share + 1
-        limited = replace(problem, usable_bytes=usable)
-        want = oracle.best(batch, usable, 1)
-        _check(limited, model, want[0] if want else None, *solve_coupled(limited, cutoff=share == SHARES[1]))
+def _oracle_agrees(problem: Problem, model: Model, answers: Sequence[Answer]) -> None:
+    for number, answer in enumerate(answers):
+        limited = replace(problem, usable_bytes=answer.usable_bytes)
+        want = answer.best[0] if answer.best else None
+        _check(limited, model, want, *solve_coupled(limited, cutoff=number == 1))
 
 
 @pytest.mark.parametrize(("groups", "seed"), BRUTE_QUICK)
 def test_cp_sat_agrees_with_brute_force(groups: int, seed: int) -> None:
     """CP-SAT's best is that of the undecomposed product, whether memory binds or not."""
-    _oracle_agrees(groups, seed, bruteforce)
+    _oracle_agrees(*two_axes(groups, seed), kept(groups, seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "seed"), BRUTE)
 def test_cp_sat_agrees_with_brute_force_on_many_problems(groups: int, seed: int) -> None:
     """The same on more problems; the exhaustive search has a test of its own, on more than fifty."""
-    _oracle_agrees(groups, seed, bruteforce)
+    problem, model = two_axes(groups, seed)
+    _oracle_agrees(problem, model, computed(problem, shares=SHARES))
 
 
 def test_ties_go_to_the_first_by_the_order_of_ties() -> None:
     """Of equally fast layouts (equal axes can be swapped) the first by memory, mesh, residual and names is chosen."""
-    problem, _, _ = _case(4, bruteforce)
+    problem, _, _ = _case(4)
     got, proof = solve_coupled(problem, cutoff=False)
     assert got is not None
     assert proof.status == OPTIMAL
@@ -169,7 +166,7 @@ def test_ties_go_to_the_first_by_the_order_of_ties() -> None:
 
 def test_a_limit_that_ends_it_leaves_the_best_so_far_with_its_gap() -> None:
     """Ended after a microsecond, what is known before solving is returned, and the optimum lies within the gap."""
-    problem = _limited(_case(HARD, bruteforce)[0], 0.4)
+    problem = _limited(_case(HARD)[0], 0.4)
     best, _ = solve_coupled(problem)
     got, proof = solve_coupled(problem, seconds=1e-6)
     assert got is not None
@@ -204,7 +201,7 @@ def test_an_interrupt_ends_the_solver_with_the_best_so_far() -> None:
 
 def test_a_wrong_answer_of_the_solver_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the tables price CP-SAT's choice otherwise than CP-SAT did, nothing is returned."""
-    problem, _, _ = _case(4, bruteforce)
+    problem, _, _ = _case(4)
     true = Block.choice
     monkeypatch.setattr(Block, "choice", lambda self, rows: replace(c := true(self, rows), step_s=c.step_s * 0.999))
     with pytest.raises(RuntimeError, match="the tables say"):
@@ -213,7 +210,7 @@ def test_a_wrong_answer_of_the_solver_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 def test_a_denied_layout_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where CP-SAT says that nothing fits although a layout is known, nothing is returned."""
-    problem, _, _ = _case(4, bruteforce)
+    problem, _, _ = _case(4)
     impossible = cp_model.CpModel()
     impossible.add_bool_or([])
     monkeypatch.setattr(coupled, "run", lambda model, seconds: run(impossible, seconds))

@@ -33,7 +33,7 @@ from strategies.readers.cost import speeds
 SLICES = ("v5e:2x2", "v5p:2x2x1", "tpu7x:2x2x1", "h100:4", "v5e:2x4")
 SEEDS = st.integers(min_value=0, max_value=10_000)
 MORE = 1 + 1e-12
-FEW = settings(max_examples=12)
+FEW = settings(max_examples=settings.default.max_examples // 25)  # type: ignore[union-attr]
 
 
 def general_bound_s(model: Model, work: Workload, batch: int, slice_: Slice) -> float:

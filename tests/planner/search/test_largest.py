@@ -106,20 +106,20 @@ def check_context(request: Query, most: int) -> list[int]:
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_largest_batch_is_that_of_trying_every_batch(seed: int) -> None:
     """On toy problems whose memory binds, no larger batch fits and the one found does."""
-    check_batch(toy(seed, bruteforce), 50)
+    check_batch(toy(seed), 50)
 
 
-@pytest.mark.parametrize("seed", [2, 6])
+@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_largest_context_is_that_of_trying_every_context(seed: int) -> None:
     """On toy problems whose memory binds, no larger context fits and the one found does."""
-    check_context(toy(seed, bruteforce), 24)
+    check_context(toy(seed), 24)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 124))
 def test_largest_numbers_are_those_of_trying_all_on_many_problems(seed: int) -> None:
     """The same on more problems and over longer ranges."""
-    request = toy(seed, bruteforce)
+    request = toy(seed)
     check_batch(request, 120)
     if (largest_context(request, request.slices[0]) or 0) <= 200:
         check_context(request, 60)

@@ -18,6 +18,7 @@ LLAMA, PALM = "llama3-70b-v5e16", "palm-540b-v4-64"
 SMALL = ["llama-3.1-8b", "--slice", "v5e:2x2", "--weights", "int8", "--kv", "int8", "--context", "1024", "--batch", "8"]
 
 
+@pytest.mark.slow
 def test_the_table_is_what_validate_finds() -> None:
     """planner/data/accuracy.json is what `meshwright validate --error-bars` writes today."""
     found = error_bars(validate([LLAMA, PALM]))
