@@ -6,6 +6,7 @@ written in place, and whether the collectives are those that were priced.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -248,7 +249,7 @@ def _difference(d: Difference) -> Finding:
 
 def _where(op_name: str) -> str:
     """The step that an operation belongs to, `program.number.op`."""
-    words = [word for word in op_name.split("/") if word.count(".") == 2]
+    words = [word for word in re.split("[/;]", op_name) if word.count(".") == 2]
     return words[-1] if words else op_name.rpartition("/")[2]
 
 
