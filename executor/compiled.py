@@ -17,7 +17,6 @@ from mesh.slices import Slice
 if TYPE_CHECKING:
     import jax
 
-TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
 HBM_OPTION = "xla_tpu_max_hbm_size_mib"
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
@@ -87,13 +86,12 @@ def compile_on(
 def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
     """What a program for the slice's TPU must be compiled with, here and where it is served; `args` may be trees.
 
-    By default a tpu7x program copies every stacked 16-bit weight into another tiling before its loop over layers: twice
-    the weights' memory. A program for host devices takes no options.
+    The chip's file says what, and why. A program for host devices takes no options.
     """
     import jax
 
     on = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
-    return dict(TPU7X_OPTIONS) if slice_.chip.name == "tpu7x" and on <= {"tpu"} else {}
+    return dict(slice_.chip.compiler_options or {}) if on <= {"tpu"} else {}
 
 
 def _measured(compiled: jax.stages.Compiled, seconds: float) -> Compiled:

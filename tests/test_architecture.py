@@ -65,6 +65,16 @@ def test_folders_of_the_planner_load_nothing_of_themselves() -> None:
         assert len(ast.parse(file.read_text(encoding="utf-8")).body) == 1, file
 
 
+def test_no_code_knows_a_chip_by_its_name() -> None:
+    """What is special about a chip is in its file: no string in the code is the name of a built-in chip."""
+    chips = {file.stem for file in (ROOT / "mesh" / "data" / "chips").glob("*.toml")}
+    assert "tpu7x" in chips
+    files = [file for package in ORDER[:-1] for file in (ROOT / package).glob("**/*.py")]
+    for file in (ROOT / "meshwright.py", *files):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assert not {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & chips, file
+
+
 @pytest.mark.parametrize("package", ["mesh", "strategies", "planner"])
 def test_only_the_executor_imports_jax(package: str) -> None:
     """No module below the executor names jax in an import."""
