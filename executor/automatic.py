@@ -165,7 +165,7 @@ def _judged(plan: Plan, level: str, sizes: Mapping[str, int], engine: Automatic,
 
 
 def _too_big(plan: Plan, level: str, made: DoesNotFit) -> Level:
-    found = f"{made.need_bytes / 1e9:.4f} GB needed, {made.have_bytes / 1e9:.4f} GB usable"
+    found = made.told(plan.memory.usable_bytes)
     promised = f"{plan.memory.total_bytes / 1e9:.4f} of {plan.memory.usable_bytes / 1e9:.4f} GB"
     if plan.memory.total_bytes > plan.memory.usable_bytes:
         return verdict(level, MODE, 1, (), (f"does not fit, as the plan says: {found}",))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import jax
 
 HBM_OPTION = "xla_tpu_max_hbm_size_mib"
+PRINTED_WITHIN_BYTES = 0.005 * 2**30  # the compiler prints GiB with two decimals
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
 _TOO_BIG = (
@@ -36,6 +37,18 @@ class DoesNotFit:
 
     need_bytes: float
     have_bytes: float
+
+    def told(self, planned_bytes: float) -> str:
+        """Both in words, and how much less this compiler lets a program use than was planned with, if it is less.
+
+        >>> DoesNotFit(102.811e9, 102.789e9).told(planned_bytes=102.803e9)
+        '102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with: the limit of the installed compiler)'
+        """
+        text = f"{self.need_bytes / 1e9:.4f} GB needed, {self.have_bytes / 1e9:.4f} GB usable"
+        less = planned_bytes - self.have_bytes
+        if less <= PRINTED_WITHIN_BYTES:
+            return text
+        return f"{text} ({less / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def judge(facts: Facts, mode: str) -> Level:
 
 def _over_full(plan: Plan, made: DoesNotFit, mode: str) -> Level:
     """A plan that says itself that it does not fit is right."""
-    memory, found = plan.memory, f"{gb(made.need_bytes)} needed, {gb(made.have_bytes)} usable"
+    memory, found = plan.memory, made.told(plan.memory.usable_bytes)
     if memory.total_bytes > memory.usable_bytes:
         return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {found}",))
     promised = f"fits: {gb(memory.total_bytes)} of {gb(memory.usable_bytes)}"

@@ -196,10 +196,10 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "compile_on", fail)
     level = automatic(llama(), "collectives")
     assert (level.status, level.findings[0].found) == ("failed", "it failed")
-    monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(2e9, 1e9))
+    monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(20e9, 17e9))
     level = automatic(llama(), "collectives")
     assert (level.status, level.findings[0].what) == ("failed", "memory")
-    assert level.findings[0].found == "2.0000 GB needed, 1.0000 GB usable"
+    assert level.findings[0].found == "20.0000 GB needed, 17.0000 GB usable"
 
 
 @pytest.mark.parametrize(
