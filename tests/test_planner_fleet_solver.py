@@ -244,7 +244,11 @@ def test_an_interrupt_stops_the_solver_and_keeps_its_best(monkeypatch: pytest.Mo
     monkeypatch.setattr(cp_model.CpSolver, "solve", slow)
     monkeypatch.setattr(cp_model.CpSolver, "stop_search", stopping)
     problem = hard_problem()
-    found = solve_fleet(problem)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        found = solve_fleet(problem)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert found.ended == "interrupt"
     assert found.counts is not None
     assert found.proof is not None
