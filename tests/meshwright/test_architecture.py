@@ -130,3 +130,12 @@ def test_planning_loads_neither_jax_nor_the_solver_nor_networkx() -> None:
 def test_no_test_folder_shadows_a_package() -> None:
     """tests/ holds no package named like one of ours."""
     assert not [p for name in ORDER for p in (ROOT / "tests").glob(f"{name}/__init__.py")]
+
+
+def test_no_code_knows_a_chip_by_its_name() -> None:
+    """What is special about a chip is in its file: no string in the code is the name of a built-in chip."""
+    chips = {file.stem for file in (ROOT / "mesh" / "data" / "chips").glob("*.toml")}
+    assert "tpu7x" in chips
+    for file in (file for package in ORDER for file in (ROOT / package).glob("**/*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assert not {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & chips, file
