@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.commandline import command, option
+from meshwright.commandline import command, option, whole
 from meshwright.options import CHIP_FILE, CONTEXT, DTYPES, MODEL, SLICE, format_of
 from meshwright.output import show
-from meshwright.parsing import whole
 
 
 @command(

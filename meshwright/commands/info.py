@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.commandline import Argument, command, option
+from meshwright.commandline import Argument, command, option, whole
 from meshwright.options import (
     BATCHES,
     CACHE,
@@ -24,7 +24,6 @@ from meshwright.options import (
     format_of,
 )
 from meshwright.output import finish, show
-from meshwright.parsing import whole
 
 
 @command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
