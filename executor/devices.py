@@ -122,7 +122,7 @@ def _described(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
-    """What describes a slice beside its name: wraparound, chips per host where it is one, v4's two cores as one device.
+    """What describes a slice beside its name: wraparound, chips per host where it is one, and what its chip asks for.
 
     >>> from mesh.slices import parse_slice
     >>> topology_options(parse_slice("v4:4x4x4"))
@@ -131,9 +131,7 @@ def topology_options(slice_: Slice) -> dict[str, Any]:
     options: dict[str, Any] = {"wrap": (*slice_.wraps, False, False)[:3]}
     if slice_.chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
-    if slice_.chip.name == "v4" and slice_.chip.devices_per_chip == 1:
-        options["chip_config_name"] = "megacore"
-    return options
+    return options | (slice_.chip.topology_options or {})
 
 
 def build_mesh(mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:

@@ -56,6 +56,7 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `reached`: what estimates are made of; without it they take the data sheet at its word.
     `whole_slice_reduced`: slices on which the compiler does a ReduceScatter over all devices as an AllReduce.
+    `topology_options` describe a slice to the TPU compiler beside its name, `compiler_options` go with every program.
     """
 
     name: str
@@ -71,6 +72,8 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     torus_dims: Literal[1, 2, 3]
     wrap: Wrap
     whole_slice_reduced: Reduced | None = None
+    topology_options: dict[str, str] | None = None
+    compiler_options: dict[str, str] | None = None
     reached: Reached | None = None
     pcie_bytes_per_s: float | None = None
     dcn_bytes_per_s: float | None = None

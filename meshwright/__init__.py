@@ -7,10 +7,10 @@ networkx, ortools and jax.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from meshwright.shadows import shadow
+from meshwright.cli import main as main
+from meshwright.cli import shadow
 
 if TYPE_CHECKING:
     from mesh.chips import Chip as Chip
@@ -69,13 +69,6 @@ _NAMES = {
 }
 """The public names by the module that has them; a test holds them to the imports above."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the `meshwright` command and return its exit code; an error is one line on stderr."""
-    from meshwright.cli import main as run
-
-    return run(arguments)
 
 
 def __getattr__(name: str) -> Any:

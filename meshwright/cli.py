@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
 import traceback
 from collections.abc import Sequence
-
-from meshwright.shadows import shadow
+from pathlib import Path
 
 COMMANDS = {
     "models": "meshwright.commands.info",
@@ -29,6 +29,9 @@ COMMANDS = {
 }
 BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 """Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""
+
+
+_PACKAGES = ("mesh", "strategies", "planner", "executor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,3 +82,27 @@ def _complain(message: str, code: int) -> int:
     line = re.sub(r"\s+", " ", message)
     sys.stderr.write("meshwright: " + "".join(c if c.isprintable() else repr(c)[1:-1] for c in line) + "\n")
     return code
+
+
+def shadow() -> str | None:
+    """One line if `import` finds something else under the name of one of our packages."""
+    folder = Path(__file__).parents[1]
+    for name in _PACKAGES:
+        found = _found(name)
+        if os.path.realpath(found) != os.path.realpath(folder / name / "__init__.py"):
+            return (
+                f"'{found}' shadows meshwright's own package '{name}' in '{folder}'; rename it, take it off "
+                "PYTHONPATH, or run from another folder"
+            )
+    return None
+
+
+def _found(name: str) -> str:
+    """What `import name` finds: a file, or the folder where that has no `__init__.py`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module without a spec was loaded under this name
+        return getattr(sys.modules[name], "__file__", None) or f"a module '{name}' without a file"
+    if spec is None:
+        return "nothing"
+    return spec.origin or next(iter(spec.submodule_search_locations or ()), "nothing")

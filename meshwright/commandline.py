@@ -1,7 +1,8 @@
-"""Commands by click: options whose text is read by functions of ours, and a group that imports what it calls."""
+"""Commands by click, in a group that imports what it calls; and how the texts of their options are read."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -10,7 +11,10 @@ import click
 
 from mesh.errors import InputError
 from meshwright.output import write
-from meshwright.parsing import one_of
+
+_RANGE = re.compile(r"([0-9]{1,9})?(\.\.)?([0-9]{1,9})?")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_MOST_DIGITS = 18
 
 Read = Callable[[str, Any], Any]
 """From an option's name and its text (of one that repeats: its texts) to its value; raises `InputError`."""
@@ -159,3 +163,193 @@ def wrong_usage(error: click.ClickException) -> str:
         said = f"No such option: {error.option_name}{close}"
     context = getattr(error, "ctx", None)
     return f"{said.rstrip('.')}; see '{context.command_path if context else 'meshwright'} --help'"
+
+
+def words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """The values of an option that repeats or takes commas, in order, without repetitions.
+
+    >>> words("--slice", ["v5e:4x4,v5e:4x8", "v5e:4x4"])
+    ('v5e:4x4', 'v5e:4x8')
+    """
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    if not all(parts):
+        raise InputError(f"{option} {','.join(texts)!r}: a value is empty; expected values with commas between them")
+    return tuple(dict.fromkeys(parts))
+
+
+def whole(option: str, text: str) -> int:
+    """A whole number; its range is for the caller to check.
+
+    >>> whole("--context", "8192")
+    8192
+    """
+    if not _WHOLE.fullmatch(text.strip()):
+        raise InputError(f"{option} {text!r}: expected a whole number, such as 64")
+    if len(text.strip()) > _MOST_DIGITS:
+        raise InputError(f"{option} {text[:12]}...: expected a whole number of at most {_MOST_DIGITS} digits")
+    return int(text)
+
+
+def wholes(option: str, texts: Sequence[str]) -> tuple[int, ...]:
+    """Whole numbers of an option that repeats or takes commas.
+
+    >>> wholes("--batch", ["1,8", "64"])
+    (1, 8, 64)
+    """
+    return tuple(whole(option, word) for word in words(option, texts))
+
+
+def number(option: str, text: str) -> float:
+    """A number; its range is for the caller to check.
+
+    >>> number("--timing-within", "1.5")
+    1.5
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{option} {text!r}: expected a number, such as 1.5") from None
+
+
+def cuts_of(cuts: str, whole_axes: bool) -> str:
+    """How torus axes are cut, by `--cuts` and `--devices-only-whole-axes`."""
+    if whole_axes and cuts == "all":
+        raise InputError("--cuts all and --devices-only-whole-axes contradict each other; expected one of them")
+    return "none" if whole_axes else cuts
+
+
+def one_of(option: str, text: str, known: Sequence[str]) -> str:
+    """The text, if it is one of the known words."""
+    if text not in known:
+        raise InputError(f"{option} {text!r}: expected {', '.join(known[:-1])} or {known[-1]}")
+    return text
+
+
+def fixed_roles(texts: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+    """`--fix attention=Z:B,Y:K`, repeated, as roles by component and torus axis.
+
+    >>> fixed_roles(["attention=Z:B,Y:K", "mlp=X:F"])
+    {'attention': {'Z': 'B', 'Y': 'K'}, 'mlp': {'X': 'F'}}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        component, equals, axes = text.partition("=")
+        if not equals or not component.strip():
+            raise InputError(f"--fix {text!r}: {_FIX}")
+        of = found.setdefault(component.strip(), {})
+        for part in axes.split(","):
+            axis, role = _axis_and_role(part, text)
+            if of.setdefault(axis, role) != role:
+                raise InputError(
+                    f"--fix {text!r}: torus axis {axis} has role {of[axis]} already; expected one per axis"
+                )
+    return found
+
+
+_FIX = "expected COMPONENT=TORUSAXIS:ROLE,..., such as attention=Z:B,Y:K"
+
+
+def _axis_and_role(part: str, text: str) -> tuple[str, str]:
+    axis, colon, role = (piece.strip() for piece in part.partition(":"))
+    if not axis or not colon or not role:
+        raise InputError(f"--fix {text!r}: {part.strip()!r} is not TORUSAXIS:ROLE; {_FIX}")
+    return axis, role
+
+
+def one_slice(option: str, texts: Sequence[str]) -> str:
+    """The one slice of a command that takes no more."""
+    names = words(option, texts)
+    if len(names) > 1:
+        raise InputError(f"{option} {','.join(names)}: expected one slice for this command")
+    return names[0]
+
+
+def chip_range(text: str) -> tuple[int, int | None]:
+    """The range that `--chips` says: a number, or `least..most`, of which one may be missing.
+
+    >>> chip_range("4..256"), chip_range("16"), chip_range("64..")
+    ((4, 256), (16, 16), (64, None))
+    """
+    match = _RANGE.fullmatch(text.strip())
+    if not match or not any(match.group(1, 3)):
+        raise InputError(f"--chips {text!r}: expected a number of chips or a range, such as 16 or 4..256")
+    first, dots, last = match.groups()
+    least = int(first or 1)
+    most = int(last) if last else None if dots else least
+    if least < 1 or (most is not None and most < least):
+        raise InputError(f"--chips {text!r}: expected the smaller number first, from 1 on, such as 4..256")
+    return least, most
+
+
+def prices(texts: Sequence[str]) -> dict[str, float]:
+    """Prices of `--price-per-chip-hour`: one for every chip (under the name `*`), or `chip=price` with commas between.
+
+    >>> prices(["v5e=1.2,v6e=2.7"]), prices(["1.2"])
+    ({'v5e': 1.2, 'v6e': 2.7}, {'*': 1.2})
+    """
+    found: dict[str, float] = {}
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, price = (piece.strip() for piece in word.rpartition("="))
+        if (equals and not name) or not price:
+            raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}")
+        key = name.lower() or "*"
+        if key in found:
+            raise InputError(f"--price-per-chip-hour {word!r}: a second price; {_PRICE}")
+        try:
+            found[key] = float(price)
+        except ValueError:
+            raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}") from None
+    return found
+
+
+_PRICE = "expected dollars, such as 1.2, or one for each chip, such as v5e=1.2,v6e=2.7"
+
+
+def quota(texts: Sequence[str]) -> dict[str, int]:
+    """Chips by kind, of `--quota`, which repeats or takes commas.
+
+    >>> quota(["v5e=256,V6E=64"])
+    {'v5e': 256, 'v6e': 64}
+    """
+    found: dict[str, int] = {}
+    for word, name, chips in _pairs("--quota", texts, _QUOTA):
+        key = name.lower()
+        if key in found:
+            raise InputError(f"--quota {word}: a second quota of {key}; {_QUOTA}")
+        found[key] = whole(f"--quota {name}", chips)
+    return found
+
+
+_QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
+
+
+def traffic(texts: Sequence[str]) -> dict[str, float]:
+    """The numbers of `--traffic`, in any order.
+
+    >>> traffic(["requests_per_s=20,input=2000,output=300"])
+    {'requests_per_s': 20.0, 'input': 2000, 'output': 300}
+    """
+    read = {"requests_per_s": number, "input": whole, "output": whole}
+    found: dict[str, float] = {}
+    for word, name, value in _pairs("--traffic", texts, _TRAFFIC):
+        if name not in read or name in found:
+            raise InputError(f"--traffic {word}: {'given twice' if name in found else 'not known'}; {_TRAFFIC}")
+        found[name] = read[name](f"--traffic {name}", value)
+    missing = [name for name in read if name not in found]
+    if missing:
+        raise InputError(f"--traffic {','.join(texts)}: {', '.join(missing)} missing; {_TRAFFIC}")
+    return found
+
+
+_TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
+
+
+def _pairs(option: str, texts: Sequence[str], expected: str) -> list[tuple[str, str, str]]:
+    """(word, name, value) of each `name=value`."""
+    found = []
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, value = (piece.strip() for piece in word.partition("="))
+        if not (name and equals and value):
+            raise InputError(f"{option} {word!r}: {expected}")
+        found.append((word, name, value))
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from executor.processes.join import TIMEOUT_S, Hosts
 from mesh.errors import InputError
-from meshwright.parsing import whole
+from meshwright.commandline import whole
 
 VARIABLES = {
     "coordinator": "JAX_COORDINATOR_ADDRESS",

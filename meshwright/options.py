@@ -13,9 +13,22 @@ from typing import Any
 import click
 
 from mesh.errors import InputError
-from meshwright import parsing
-from meshwright.commandline import Argument, Command, choice, command, flag, option
-from meshwright.parsing import chip_range, fixed_roles, number, one_slice, whole, wholes, words
+from meshwright import commandline
+from meshwright.commandline import (
+    Argument,
+    Command,
+    chip_range,
+    choice,
+    command,
+    fixed_roles,
+    flag,
+    number,
+    one_slice,
+    option,
+    whole,
+    wholes,
+    words,
+)
 from planner.query.targets import TARGETS, Target, Targets
 
 FORMATS = ("table", "json", "markdown")
@@ -44,7 +57,7 @@ def above_zero(unit: str, scale: float) -> Callable[[str, str], float]:
 
 
 def _prices(_: str, texts: Sequence[str]) -> dict[str, float]:
-    return parsing.prices(texts)
+    return commandline.prices(texts)
 
 
 def _chip_range(_: str, text: str) -> tuple[int, int | None]:
@@ -155,5 +168,5 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
         progress=rest.pop("progress"),
         output=rest.pop("output", None),
         style=rest.pop("style"),
-        options=rest | {"targets": targets, "cuts": parsing.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))},
+        options=rest | {"targets": targets, "cuts": commandline.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))},
     )

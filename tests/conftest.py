@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
 from zlib import crc32
 
 import pytest
@@ -62,3 +63,11 @@ def sample(nodeids: Iterable[str]) -> set[str]:
         functions.setdefault(nodeid.partition("[")[0], []).append(nodeid)
     drawn = {nodeid for cases in functions.values() for nodeid in cases if crc32(nodeid.encode()) % ONE_IN == 0}
     return drawn | {cases[0] for cases in functions.values()}
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt` here, also where it was ignored at the start, as in a background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

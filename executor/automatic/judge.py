@@ -23,6 +23,7 @@ from planner.plan.plan import Plan
 
 Sizes = Mapping[str, int]
 SLACK = 1.001
+_NO_SCOPES = ("while", "body", "closed_call", "eval_jaxpr", "cond")  # JAX's own
 
 
 def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str) -> Level:
@@ -75,11 +76,16 @@ def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:
 
 def tensor_of(c: Collective) -> str:
     """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name."""
-    words = [w for w in c.op_name.split("/") if not w.startswith("jit(")]
-    words = [w.lstrip("(") for w in words if w not in ("while", "body", "closed_call", "cond")]
+    names = [_scopes(name) for name in c.op_name.split(";")]  # several where operations were joined
+    words = next((words for words in names if len(words) > 1), names[0])
     if len(words) > 1:
         return f"{words[0]}/{words[1]}"
     return "".join(words) or "an unnamed operation"
+
+
+def _scopes(name: str) -> list[str]:
+    words = [w for w in name.split("/") if not w.startswith("jit(")]
+    return [w.lstrip("(") for w in words if w not in _NO_SCOPES]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Plain:
             R, cache, made = carry[0], dict(carry[1]), Tree()
             for unit in ours:
                 index = first[unit.name] + at
-                p = {n: lax.dynamic_index_in_dim(x, index, 0, keepdims=False) for n, x in params[unit.name].items()}
+                p = {n: _of_layer(unit, n, x, index) for n, x in params[unit.name].items()}
                 R, written = Ops(self, unit, "BTD" if pos.ndim == 2 else "BD").layer(
                     R, p, cache.get(unit.name), index, pos
                 )
@@ -103,6 +103,14 @@ class Plain:
 
         (R, cache), made = lax.scan(layer, (R, cache), jnp.arange(group.count))
         return R, cache, made
+
+
+def _of_layer(unit: Unit, name: str, x: Array, layer: Array) -> Array:
+    """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
+    made = (step.outputs[0] for b in unit.bodies for step in b.steps if any(t.name == name for t in step.inputs))
+    with jax.named_scope(f"{unit.name}/{next((t.name for t in made), 'n')}"):  # no step reads `norm`: it is the glue's
+        found: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
+        return found
 
 
 @dataclass(frozen=True)
@@ -267,7 +275,8 @@ class Ops:
         return x.transpose(order)
 
     def _read(self, cache: Array, stored: Stored, index: Array) -> Array:
-        x: Array = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
+        with self._scope("O"):
+            x: Array = lax.dynamic_index_in_dim(cache, index, 0, keepdims=False)
         return x.transpose([stored.type.names.index(d) for d in "BSKH"])
 
     def _append(self, cache: Array, stored: Stored, new: Array, index: Array, pos: Array) -> Array:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from executor.wording import first_line
+from executor.wording import first_line, gb
 from mesh.slices import Slice
 
 if TYPE_CHECKING:
     import jax
 
-TPU7X_OPTIONS = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
 HBM_OPTION = "xla_tpu_max_hbm_size_mib"
+PRINTED_WITHIN_BYTES = 0.005 * 2**30  # the compiler prints GiB with two decimals
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"
 _TOO_BIG = (
@@ -37,6 +37,18 @@ class DoesNotFit:
 
     need_bytes: float
     have_bytes: float
+
+    def told(self, planned_bytes: float) -> str:
+        """Both in words, and how much less this compiler lets a program use than was planned with, if it is less.
+
+        >>> DoesNotFit(102.811e9, 102.789e9).told(planned_bytes=102.803e9)
+        '102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with: the limit of the installed compiler)'
+        """
+        text = f"{gb(self.need_bytes)} needed, {gb(self.have_bytes)} usable"
+        less = planned_bytes - self.have_bytes
+        if less <= PRINTED_WITHIN_BYTES:
+            return text
+        return f"{text} ({less / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +99,12 @@ def compile_on(
 def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
     """What a program for the slice's TPU must be compiled with, here and where it is served; `args` may be trees.
 
-    By default a tpu7x program copies every stacked 16-bit weight into another tiling before its loop over layers: twice
-    the weights' memory. A program for host devices takes no options.
+    The chip's file says what, and why. A program for host devices takes no options.
     """
     import jax
 
     on = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
-    return dict(TPU7X_OPTIONS) if slice_.chip.name == "tpu7x" and on <= {"tpu"} else {}
+    return dict(slice_.chip.compiler_options or {}) if on <= {"tpu"} else {}
 
 
 def _measured(compiled: jax.stages.Compiled, seconds: float) -> Compiled:

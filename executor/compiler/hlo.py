@@ -248,18 +248,22 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
         for at in module.computations.values()
         if at.name in runs and at.name not in inner
         for i in at.instructions.values()
-        for shape in _made(i)
+        for shape in _made(module, i)
         if shape.space == 0 and shape.nbytes >= nbytes
     ]
     return sorted(found, key=lambda a: -a.shape.nbytes)
 
 
-def _made(i: Instruction) -> Iterator[Shape]:
-    """What an instruction makes in memory; of a started one the result only, which comes last or, copied, first."""
+def _made(module: Module, i: Instruction) -> Iterator[Shape]:
+    """What an instruction makes in memory; of a started call what it calls gives, of a started copy what comes first.
+
+    The type of a started call holds its result up to libtpu 0.0.42, and none in 0.0.50.
+    """
     if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
         return
     if i.opcode in ("call-start", "async-start"):
-        yield from i.shapes[-1:]
+        called = module.computations[i.called[0]]
+        yield from called.instructions[called.root].shapes
     else:
         yield from i.shapes[:1] if i.opcode == "copy-start" else i.shapes
 

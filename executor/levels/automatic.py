@@ -63,7 +63,7 @@ def _judged(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence
 
 
 def _too_big(plan: Plan, level: str, mode: str, made: DoesNotFit) -> Level:
-    found = f"{gb(made.need_bytes)} needed, {gb(made.have_bytes)} usable"
+    found = made.told(plan.memory.usable_bytes)
     promised = f"{plan.memory.total_bytes / 1e9:.4f} of {gb(plan.memory.usable_bytes)}"
     if plan.memory.total_bytes > plan.memory.usable_bytes:
         return verdict(level, mode, 1, (), (f"does not fit, as the plan says: {found}",))

@@ -6,6 +6,7 @@ written in place, and whether the collectives are those that were priced.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -122,7 +123,7 @@ def judge(facts: Facts, mode: str) -> Level:
 
 def _over_full(plan: Plan, made: DoesNotFit, mode: str) -> Level:
     """A plan that says itself that it does not fit is right."""
-    memory, found = plan.memory, f"{gb(made.need_bytes)} needed, {gb(made.have_bytes)} usable"
+    memory, found = plan.memory, made.told(plan.memory.usable_bytes)
     if memory.total_bytes > memory.usable_bytes:
         return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {found}",))
     promised = f"fits: {gb(memory.total_bytes)} of {gb(memory.usable_bytes)}"
@@ -244,7 +245,7 @@ def _difference(d: Difference) -> Finding:
 
 def _where(op_name: str) -> str:
     """The step that an operation belongs to, `program.number.op`."""
-    words = [word for word in op_name.split("/") if word.count(".") == 2]
+    words = [word for word in re.split("[/;]", op_name) if word.count(".") == 2]
     return words[-1] if words else op_name.rpartition("/")[2]
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.commandline import command, option
+from meshwright.commandline import command, option, whole
 from meshwright.options import CHIP_FILE, CONTEXT, DTYPES, MODEL, SLICE, format_of
 from meshwright.output import show
-from meshwright.parsing import whole
 
 
 @command(
@@ -25,7 +24,7 @@ def book(
     \b
     meshwright book llama-2-13b --slice v5e:4x4 --batch 32
     """
-    from meshwright.reports import book as report_book
+    from meshwright.reports import book as reports
     from planner.query.query import model_of
     from planner.query.slices import named_slice
     from strategies.book.closed_forms import closed_forms
@@ -34,4 +33,4 @@ def book(
     compute = dtypes.pop("compute") or dtypes["activations"]
     chosen = Dtypes(compute=str(compute), **{name: str(dtype) for name, dtype in dtypes.items()})
     found = closed_forms(model_of(model), named_slice(slice_, chip_file), batch=batch, context=context, dtypes=chosen)
-    show(found, lambda: report_book.report(found), style)
+    show(found, lambda: reports.closed_forms(found), style)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from mesh.errors import InputError
-from meshwright.commandline import command, flag, option
+from meshwright.commandline import command, flag, option, whole
 from meshwright.options import PROGRESS, format_of
 from meshwright.output import check_output, finish, progress_line
-from meshwright.parsing import whole
 
 
 @command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.commandline import option
+from meshwright.commandline import option, whole
 from meshwright.options import (
     CUTS,
     DTYPES,
@@ -19,7 +19,6 @@ from meshwright.options import (
     searching,
 )
 from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing
-from meshwright.parsing import whole
 
 
 @searching(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshwright import parsing
-from meshwright.commandline import option
+from meshwright import commandline
+from meshwright.commandline import number, option
 from meshwright.options import (
     CONSTANTS,
     CUTS,
@@ -23,7 +23,6 @@ from meshwright.options import (
     searching,
 )
 from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show
-from meshwright.parsing import number
 
 if TYPE_CHECKING:
     from planner.best.nothing import NothingFits
@@ -57,7 +56,9 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
 
     try:
         with progress_line(asked.progress) as say:
-            found = run(asked.model, parsing.quota(quota), parsing.traffic(traffic), progress=say, **asked.options)
+            found = run(
+                asked.model, commandline.quota(quota), commandline.traffic(traffic), progress=say, **asked.options
+            )
     except NothingFits as nothing:
         return _show_nothing(nothing, asked.style)
     finish(found, lambda: report(found), asked.style, asked.output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from meshwright.commandline import Argument, command, option
+from meshwright.commandline import Argument, command, option, whole
 from meshwright.options import (
     BATCHES,
     CACHE,
@@ -24,7 +24,6 @@ from meshwright.options import (
     format_of,
 )
 from meshwright.output import finish, show
-from meshwright.parsing import whole
 
 
 @command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
@@ -69,11 +68,11 @@ def chips(*, name: str | None, style: str) -> None:
 )
 def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
-    from meshwright.reports import roofline as report_roofline
+    from meshwright.reports import book
     from planner import api
 
     table = api.roofline(model, slice_, **given)
-    show(table, lambda: report_roofline.report(table), style)
+    show(table, lambda: book.roofline(table), style)
 
 
 @command(
@@ -118,17 +117,7 @@ def explain(*, file: str, pick: int, style: str) -> None:
 )
 def schema(*, name: str, style: str) -> None:
     """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
-    from meshwright.reports import schema as report_schema
+    from meshwright import schemas
 
-    found = report_schema.schema_of(name, SCHEMAS)
-    show(found, lambda: report_schema.fields(found), style)
-
-
-SCHEMAS = {
-    "plan": "planner.plan.planfile:PlanFile",
-    "fits": "planner.fits.fits:Fits",
-    "sensitivity": "planner.sensitivity.types:SensitivityFile",
-    "validation": "planner.validate.scores:Validation",
-    "report": "executor.verdict:Report",
-}
-"""The type of each file that has a schema, loaded when asked for."""
+    found = schemas.schema_of(name)
+    show(found, lambda: schemas.fields(found), style)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from meshwright.commandline import choice, option
+from meshwright.commandline import choice, number, one_of, option, whole
 from meshwright.options import (
     BATCHES_OR_AUTO,
     CONSTANTS,
@@ -26,7 +26,6 @@ from meshwright.options import (
     searching,
 )
 from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show_nothing
-from meshwright.parsing import number, one_of, whole
 
 if TYPE_CHECKING:
     from planner.plan.planfile import PlanFile

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.commandline import command, option
+from meshwright.commandline import command, cuts_of, number, option
 from meshwright.options import CUTS, FILES, FIX, OUTPUT, PICK, PLAN_FILE, PROGRESS, format_of
 from meshwright.output import check_output, finish, progress_line
-from meshwright.parsing import cuts_of, number
 
 
 @command(

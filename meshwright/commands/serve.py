@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh.errors import InputError
+from meshwright.commandline import one_of, whole, words
 from meshwright.commands.plan import ended, one_file
 from meshwright.options import Asked
 from meshwright.output import finish, progress_line, show_nothing
-from meshwright.parsing import one_of, whole, words
 
 _TOKENS = "expected --input TOKENS and --output TOKENS, such as --input 2000 --output 300"
 

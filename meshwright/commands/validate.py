@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.commandline import choice, command, option
+from meshwright.commandline import choice, command, option, words
 from meshwright.options import format_of
 from meshwright.output import as_text, progress_line, write
-from meshwright.parsing import words
 
 if TYPE_CHECKING:
     from planner.validate.scores import Validation

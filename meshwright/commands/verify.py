@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh.errors import InputError
-from meshwright.commandline import choice, command, flag, option
+from meshwright.commandline import choice, command, flag, number, option, words
 from meshwright.options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS
 from meshwright.output import finish, progress_line
-from meshwright.parsing import number, words
 
 if TYPE_CHECKING:
     from executor.levels.verify import Verification

@@ -1,25 +1,84 @@
-"""The chapter's closed forms for a model on a slice, with the function that computes each."""
+"""The chapter's tables: step times of batches with where HBM ends, and closed forms with what computes each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from meshwright.reports.text import Block, Lines, Table
-from planner.numbers import digits
+from planner.numbers import digits, gb, ms
 from strategies.book.closed_forms import ClosedForms
+from strategies.book.rooftable import RooflineRow, RooflineTable
+
+_HEADERS = (
+    "batch", "KV GB", "total GB", "step ms", "tokens/s", "per chip", "KV ms", "weights ms", "FLOPs ms",
+    "general step ms", "bound by", "fits",
+)  # fmt: skip
 
 
-def report(found: ClosedForms) -> Sequence[Block]:
-    """One line per form, and what they all follow from."""
-    rows = [[one.name, digits(one.value), one.unit, one.function] for one in found.forms]
+def roofline(table: RooflineTable) -> Sequence[Block]:
+    """One line per batch, and every number that the lines follow from."""
     return [
-        Lines("", [_title(found)]),
-        Table("", ("closed form", "value", "unit", "function"), rows, frozenset({3})),
-        Lines("From", _from(found)),
+        Lines("", [_roofline_title(table)]),
+        Table("", _HEADERS, [_row(row) for row in table.rows]),
+        Lines("Where HBM ends", [_end(table)]),
+        Lines("From", _roofline_from(table)),
     ]
 
 
-def _title(found: ClosedForms) -> str:
+def _roofline_title(table: RooflineTable) -> str:
+    heads = "" if table.kv_heads is None else f", {table.kv_heads} KV heads in the cache"
+    return (
+        f"{table.model} on {table.slice}: decode, {table.context} tokens in each cache; weights {table.weights}, KV "
+        f"cache {table.kv}{heads}, compute {table.compute}; all cut evenly, ICI free"
+    )
+
+
+def _row(row: RooflineRow) -> list[str]:
+    return [
+        str(row.batch),
+        gb(row.kv_bytes),
+        gb(row.total_bytes),
+        ms(row.step_s),
+        digits(row.tokens_per_s),
+        digits(row.tokens_per_s_per_chip),
+        ms(row.kv_s),
+        ms(row.weights_s),
+        ms(row.flops_s),
+        ms(row.general_step_s),
+        {"hbm": "HBM", "flops": "FLOPs"}[row.bound_by],
+        "yes" if row.fits else "NO: beyond HBM",
+    ]
+
+
+def _end(table: RooflineTable) -> str:
+    usable = f"{gb(table.usable_hbm_bytes)} GB are usable on {table.slice}"
+    if table.largest_batch < 1:
+        return f"{usable}: not even one sequence fits beside {gb(table.param_bytes)} GB of parameters"
+    return f"{usable}: the largest batch that fits is {table.largest_batch:,}, before activations"
+
+
+def _roofline_from(table: RooflineTable) -> list[str]:
+    hbm, flops = table.total_hbm_bytes_per_s / 1e12, table.total_flops_per_s / 1e12
+    return [
+        f"parameters: {table.params:,} ({gb(table.param_bytes)} GB), active per token {table.active_params:,}",
+        f"KV cache: {gb(table.kv_bytes_per_seq)} GB per sequence",
+        f"{table.chips} chips: {digits(hbm)} TB/s of HBM bandwidth, {digits(flops)} TFLOP/s",
+        f"critical batch: {digits(table.critical_batch_tokens)} tokens, from where on FLOPs take longer than weights",
+        "step = (KV + weights read) / HBM bandwidth; general step = KV / HBM bandwidth + max(weights, FLOPs)",
+    ]
+
+
+def closed_forms(found: ClosedForms) -> Sequence[Block]:
+    """One line per form, and what they all follow from."""
+    rows = [[one.name, digits(one.value), one.unit, one.function] for one in found.forms]
+    return [
+        Lines("", [_forms_title(found)]),
+        Table("", ("closed form", "value", "unit", "function"), rows, frozenset({3})),
+        Lines("From", _forms_from(found)),
+    ]
+
+
+def _forms_title(found: ClosedForms) -> str:
     d = found.dtypes
     return (
         f"{found.model} on {found.slice}: batch {found.batch}, context {found.context}; weights {d.weights}, KV cache "
@@ -27,7 +86,7 @@ def _title(found: ClosedForms) -> str:
     )
 
 
-def _from(found: ClosedForms) -> list[str]:
+def _forms_from(found: ClosedForms) -> list[str]:
     rates = f"{digits(found.flops_per_s / 1e12)} TFLOP/s, {digits(found.hbm_bytes_per_s / 1e9)} GB/s of HBM"
     ici = found.ici_bytes_per_s
     links = "no links: one chip" if ici is None else f"{digits(ici / 1e9)} GB/s of ICI along the slowest mesh axis"

@@ -55,6 +55,8 @@ def _facts(one: Chip) -> list[tuple[str, str, str]]:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={one}" for key, one in value.items())
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

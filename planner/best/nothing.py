@@ -1,4 +1,4 @@
-"""Why there is no plan: nothing fits, or nothing meets the targets; and which candidates do meet them."""
+"""Why there is no plan: nothing fits, or nothing meets the targets."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from mesh.errors import InputError, MeshwrightError
+from mesh.errors import MeshwrightError
 from mesh.slices import Slice, slices_of
-from planner.plan.planfile import Example, Rejected, Search
+from planner.best.sweep import rejected
+from planner.plan.planfile import Rejected, Search
 from planner.query.query import Query
 from planner.query.targets import Target, Targets
 from planner.search.candidate import Candidate
-from planner.search.problem import OVER_MEMORY, Found, make_problem
+from planner.search.problem import Found, make_problem
 from planner.search.search import search
 
 
@@ -25,27 +26,6 @@ class NothingFits(MeshwrightError):
     def __init__(self, why: str, rejected: tuple[Rejected, ...], smallest: str | None, covered: Search) -> None:
         super().__init__(why)
         self.rejected, self.smallest, self.search = rejected, smallest, covered
-
-
-def check_targets(query: Query) -> None:
-    """Raise `InputError` on a target that is none of the query's phase, or that leaves none of its slices."""
-    targets, phase = query.targets, query.work.phase
-    if targets.max_ttft_s is not None and phase == "decode":
-        raise InputError(
-            "max_ttft_s: a decode step has no first token; expected the phase prefill or serve with it", "max_ttft_s"
-        )
-    least = min(query.slices, key=lambda s: (s.chips, s.name))
-    if targets.max_chips is not None and least.chips > targets.max_chips:
-        raise InputError(
-            f"max_chips {targets.max_chips} leaves none of the slices: the smallest, {least.name}, has {least.chips} "
-            "chips; expected a smaller slice or more chips",
-            "max_chips",
-        )
-
-
-def meeting(candidates: Sequence[Candidate], query: Query) -> list[Candidate]:
-    """Those that meet every target. The best of a slice and batch does, if any layout of it does."""
-    return [c for c in candidates if not query.targets.missed(c)]
 
 
 def why_none(candidates: Sequence[Candidate], query: Query) -> str:
@@ -70,7 +50,7 @@ def _sentence(
     says = f"no plan meets {words[0]}" if not others else f"no plan meets {' and '.join(words)} together"
     within = f"; with {' and '.join(words[:-1])} the nearest has" if others else "; the nearest has"
     value = last.value(best)
-    assert value is not None  # of the query's phase, which `check_targets` has seen to
+    assert value is not None  # of the query's phase, which `Query.check_targets` has seen to
     return f"{says}{within} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
 
 
@@ -97,22 +77,3 @@ def _smallest(query: Query, slice_: Slice, batch: int) -> str | None:
         if larger.chips > slice_.chips and search(make_problem(asked, larger), 1).choices.get(batch):
             return larger.name
     return None
-
-
-def rejected(found: Mapping[str, Found]) -> tuple[Rejected, ...]:
-    """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
-    grouped: dict[str, tuple[int, Example]] = {}
-    for one in found.values():
-        for (component, reason), (count, example) in one.rejected.items():
-            key = f"{component}: {reason}"
-            before, first = grouped.get(key, (0, _example(reason, example)))
-            grouped[key] = (before + count, first)
-    return tuple(Rejected(reason=k, count=n, example=e) for k, (n, e) in sorted(grouped.items()))
-
-
-def _example(reason: str, numbers: Mapping[str, float]) -> Example:
-    if reason == OVER_MEMORY:
-        need, have = f"{numbers['bytes'] / 1e9:.2f} GB per device", f"{numbers['usable'] / 1e9:.2f} GB"
-        return Example(need=need, have=have)
-    dims = [f"{name} = {value:.0f}" for name, value in numbers.items() if name != "ways"]
-    return Example(need=f"a multiple of {numbers['ways']:.0f}", have=", ".join(dims) or "the batch")

@@ -52,8 +52,6 @@ def dcn_token_bytes_per_s(plan: Plan) -> float:
 
 def replicated(file: PlanFile, num_slices: int) -> PlanFile:
     """The plans of one slice, each run by so many, and what then crosses DCN."""
-    if num_slices == 1:
-        return file
     plans = tuple(on_slices(plan, num_slices) for plan in file.plans)
     return msgspec.structs.replace(file, plans=plans, notes=(*file.notes, _dcn_note(plans[0])))
 

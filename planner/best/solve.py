@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mesh.version import VERSION
-from planner.best.notes import cache_note
-from planner.best.nothing import NothingFits, check_targets, meeting, nothing_fits, rejected, why_none
-from planner.best.replicas import replicated
-from planner.best.sweep import sweep
+from planner.best.nothing import NothingFits, nothing_fits, why_none
+from planner.best.sweep import rejected, sweep
 from planner.parallel import meanwhile
 from planner.plan.plan import Plan
 from planner.plan.planfile import SCHEMA, PlanFile
 from planner.query.query import EXHAUSTIVE, Progress, Query, silent
 from planner.query.targets import OBJECTIVES
+from planner.search.cache_notes import cache_note
 from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Found, Problem
 from planner.search.search import search
@@ -24,17 +23,18 @@ from planner.search.search import search
 def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
     """Search every slice and batch. Raises `NothingFits` where no layout fits, `InputError` on bad input.
 
-    `plans` holds the best layout of every slice and batch that meets the targets (`per_slice`: of every slice), and the
+    `plans` holds the best layout of every slice and batch that meets the targets: if any layout of it does, the best
+    does (`per_slice`: of every slice), and the
     runners-up (`top` in all) of the best of these.
     """
-    check_targets(query)
+    query.check_targets()
     started = time.perf_counter()
     swept = sweep(query, progress)
     searched = time.perf_counter()
     fitting = sorted(swept.bests, key=lambda c: _rank(c, query))
     if not fitting:
         raise nothing_fits(query, swept.found, swept.covered(started, searched))
-    bests = meeting(fitting, query)
+    bests = [c for c in fitting if not query.targets.missed(c)]
     if not bests and swept.interrupted:
         raise KeyboardInterrupt
     if not bests:
@@ -54,6 +54,10 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
         prices=dict(query.prices),
         solver=swept.solver,
     )
+    if query.num_slices == 1:
+        return file
+    from planner.best.replicas import replicated
+
     return replicated(file, query.num_slices)
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from mesh.slices import Slice
 from planner.parallel import in_parallel
 from planner.plan.file_proof import Solver, proved
-from planner.plan.planfile import INTERRUPTED, Search
+from planner.plan.planfile import INTERRUPTED, Example, Rejected, Search
 from planner.query.query import CP_SAT, EXHAUSTIVE, Progress, Query, silent
 from planner.search.candidate import Candidate, problem_of
 from planner.search.meshes import meshes
-from planner.search.problem import Found, Problem
+from planner.search.problem import OVER_MEMORY, Found, Problem
 from planner.search.residuals import CODES
 from planner.search.search import search
 
@@ -105,3 +105,22 @@ def search_slice(asked: tuple[Query, Slice]) -> tuple[Problem, Found]:
 def search_best(problem: Problem) -> Found:
     """The best layout of every batch."""
     return search(problem, 1)
+
+
+def rejected(found: Mapping[str, Found]) -> tuple[Rejected, ...]:
+    """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
+    grouped: dict[str, tuple[int, Example]] = {}
+    for one in found.values():
+        for (component, reason), (count, example) in one.rejected.items():
+            key = f"{component}: {reason}"
+            before, first = grouped.get(key, (0, _example(reason, example)))
+            grouped[key] = (before + count, first)
+    return tuple(Rejected(reason=k, count=n, example=e) for k, (n, e) in sorted(grouped.items()))
+
+
+def _example(reason: str, numbers: Mapping[str, float]) -> Example:
+    if reason == OVER_MEMORY:
+        need, have = f"{numbers['bytes'] / 1e9:.2f} GB per device", f"{numbers['usable'] / 1e9:.2f} GB"
+        return Example(need=need, have=have)
+    dims = [f"{name} = {value:.0f}" for name, value in numbers.items() if name != "ways"]
+    return Example(need=f"a multiple of {numbers['ways']:.0f}", have=", ".join(dims) or "the batch")

@@ -158,7 +158,7 @@ def sides_of(boards: Sequence[Board], batch: int, factor: float, caches: bool, n
 def least_by_cut(sides: Sequence[Side]) -> list[Floats]:
     """Per component, by what is cut, the least seconds of any padded batch."""
     parts = len(sides[0].rows)
-    return [np.min([side.least(i) for side in sides], axis=0) for i in range(parts)]
+    return [np.stack([side.least(i) for side in sides]).min(axis=0) for i in range(parts)]
 
 
 def orders_of(side: Side) -> dict[int, list[tuple[int, ...]]]:

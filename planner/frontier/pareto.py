@@ -9,7 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from mesh.version import VERSION
-from planner.best.nothing import NothingFits, check_targets, meeting, nothing_fits, why_none
+from planner.best.nothing import NothingFits, nothing_fits, why_none
 from planner.best.sweep import Sweep, sweep
 from planner.plan.planfile import COST, LATENCY, SCHEMA, THROUGHPUT, Frontier, PlanFile, Point
 from planner.query.query import Progress, Query, silent
@@ -27,14 +27,14 @@ def make_frontier(query: Query, progress: Progress = silent) -> PlanFile:
 
     An interrupt leaves the frontier of what was found. Raises `NothingFits` where nothing fits or meets the targets.
     """
-    check_targets(query)
+    query.check_targets()
     query = replace(query, slices=in_order(query.slices))
     started = time.perf_counter()
     swept = sweep(query, progress)
     covered = swept.covered(started, time.perf_counter())
     if not swept.bests:
         raise nothing_fits(query, swept.found, covered)
-    meets = meeting(swept.bests, query)
+    meets = [c for c in swept.bests if not query.targets.missed(c)]
     if not meets and swept.interrupted:
         raise KeyboardInterrupt
     if not meets:

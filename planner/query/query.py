@@ -88,6 +88,21 @@ class Query:
             check_compute(slice_.chip, self.work.dtypes.compute)
         check_prices(self.prices, (slice_.chip.name for slice_ in self.slices))
 
+    def check_targets(self) -> None:
+        """Raise `InputError` on a target that is none of the phase, or that leaves none of the slices."""
+        targets, least = self.targets, min(self.slices, key=lambda s: (s.chips, s.name))
+        if targets.max_ttft_s is not None and self.work.phase == "decode":
+            raise InputError(
+                "max_ttft_s: a decode step has no first token; expected the phase prefill or serve with it",
+                "max_ttft_s",
+            )
+        if targets.max_chips is not None and least.chips > targets.max_chips:
+            raise InputError(
+                f"max_chips {targets.max_chips} leaves none of the slices: the smallest, {least.name}, has "
+                f"{least.chips} chips; expected a smaller slice or more chips",
+                "max_chips",
+            )
+
     def at(self, *batches: int, context: int | None = None) -> Query:
         """The same at these batches, each of every slice."""
         work = msgspec.structs.replace(self.work, batches=batches, context=context or self.work.context)
@@ -164,7 +179,7 @@ def query_of(
 
     Raises `InputError` on bad input, and `TypeError` on a keyword that is not known.
     """
-    given = Given(options, set(best))
+    given = Given(options, set(best) - {"per_slice"})
     targets = given.take("targets") or Targets()
     named = given.slices(slices, targets)
     work, auto = given.work()

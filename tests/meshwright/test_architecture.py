@@ -130,3 +130,47 @@ def test_planning_loads_neither_jax_nor_the_solver_nor_networkx() -> None:
 def test_no_test_folder_shadows_a_package() -> None:
     """tests/ holds no package named like one of ours."""
     assert not [p for name in ORDER for p in (ROOT / "tests").glob(f"{name}/__init__.py")]
+
+
+def test_no_code_knows_a_chip_by_its_name() -> None:
+    """What is special about a chip is in its file: no string in the code is the name of a built-in chip."""
+    chips = {file.stem for file in (ROOT / "mesh" / "data" / "chips").glob("*.toml")}
+    assert "tpu7x" in chips
+    for file in (file for package in ORDER for file in (ROOT / package).glob("**/*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assert not {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)} & chips, file
+
+
+PLANNED = """
+import ast, sys
+from pathlib import Path
+from meshwright.cli import main
+
+called = set()
+sys.setprofile(lambda frame, event, _: called.add(frame.f_code) if event == "call" else None)
+code = main(sys.argv[1:])
+sys.setprofile(None)
+classes = {
+    file: {node.name for node in ast.walk(ast.parse(Path(file).read_text("utf-8"))) if isinstance(node, ast.ClassDef)}
+    for file in {one.co_filename for one in called}
+    if file.startswith(str(Path.cwd()) + "/") and ".venv" not in file
+}
+for file in sorted({c.co_filename for c in called if c.co_name not in {"<module>", *classes.get(c.co_filename, ())}}):
+    if file in classes:
+        print("called", Path(file).relative_to(Path.cwd()).as_posix())
+sys.exit(code)
+"""
+
+
+def test_a_plan_is_made_by_few_modules_and_none_of_other_questions() -> None:
+    """From the words on the command line to the printed table: what a reader of `plan` has to read, hardware, programs
+    and search apart."""
+    arguments = ["plan", "llama-3.1-8b", "--slice", "v5e:2x2", "--batch", "8"]
+    run = subprocess.run(
+        [sys.executable, "-c", PLANNED, *arguments], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    called = [line.split()[1] for line in run.stdout.splitlines() if line.startswith("called ")]
+    assert not [file for file in called if file.startswith(("planner/serve", "planner/fleet")) or "transfer" in file]
+    ours = [file for file in called if not file.startswith(("strategies/", "mesh/", "planner/search/"))]
+    assert "planner/best/solve.py" in ours
+    assert len(ours) <= 20, ours

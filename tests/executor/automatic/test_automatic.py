@@ -9,9 +9,10 @@ import pytest
 from helpers import drawn
 from helpers.planned import planned
 
+from executor.automatic.judge import tensor_of
 from executor.automatic.mode import automatic_engine
 from executor.compiler.compiled import CompileFailed, DoesNotFit
-from executor.compiler.hlo import sent_share
+from executor.compiler.hlo import Collective, sent_share
 from executor.levels import automatic as module
 from executor.levels.automatic import automatic_collectives, automatic_tpu_compiler
 from executor.levels.common import host_mesh
@@ -185,10 +186,30 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "compile_on", fail)
     level = automatic_collectives(load(llama()))
     assert (level.status, level.findings[0].found) == ("failed", "it failed")
-    monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(2e9, 1e9))
+    monkeypatch.setattr(module, "compile_on", lambda *_: DoesNotFit(20e9, 17e9))
     level = automatic_collectives(load(llama()))
     assert (level.status, level.findings[0].what) == ("failed", "memory")
-    assert level.findings[0].found == "2.0000 GB needed, 1.0000 GB usable"
+    assert level.findings[0].found == "20.0000 GB needed, 17.0000 GB usable"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("jit(<lambda>)/while/body/closed_call/attention/Q/ab,bcd->acd/dot_general", "attention/Q"),  # JAX 0.10
+        ("jit(<lambda>)/while/body/eval_jaxpr/attention/Q/jit(dynamic_index_in_dim)/squeeze", "attention/Q"),  # 0.12
+        ("jit(f)/while/body/eval_jaxpr/reshape;jit(f)/while/body/eval_jaxpr/attention/O/squeeze", "attention/O"),
+        (
+            "jit(f)/while/body/closed_call/attention/(k/ab,bcd->acd/dot_general:Q/ab,bcd->acd/dot_general)",
+            "attention/k",
+        ),
+        ("jit(f)/vocab/Em/jit(_take)/gather", "vocab/Em"),
+        ("jit(f)/while/body/eval_jaxpr/jit(remainder)/select_n", "select_n"),
+        ("", "an unnamed operation"),
+    ],
+)
+def test_a_collective_is_named_by_the_tensor_it_serves(name: str, tensor: str) -> None:
+    """Whatever JAX calls the body of a loop, and where operations were joined into one."""
+    assert tensor_of(Collective(kind="AllGather", name="all-gather.1", op_name=name, parts=(), groups=())) == tensor
 
 
 def test_sent_bytes_are_those_of_the_algorithms() -> None:

@@ -91,6 +91,15 @@ def test_copies_of_weights_are_found_and_copies_into_fast_memory_are_not() -> No
     ]
 
 
+def test_what_a_started_call_makes_is_what_it_calls_gives() -> None:
+    """libtpu 0.0.50, tpu7x: the start has no arrays, an update brings them; both weights are formatted, 134 MB each."""
+    copies = big_copies(case("tpu7x_started_calls"), 100e6)
+    assert [(c.opcode, c.shape.dims, c.runs) for c in copies] == [
+        ("format", (8, 2048, 4096), 1),
+        ("format", (8, 4096, 2048), 1),
+    ]
+
+
 def test_big_arrays_are_what_instructions_make_in_hbm() -> None:
     """Gathered weights of a layer appear on tpu7x (in HBM), largest first; parameters and tuples never."""
     found = big_arrays(case("tpu7x_sparsecore"), 20e6)

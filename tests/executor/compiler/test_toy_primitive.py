@@ -16,6 +16,7 @@ import pytest
 import meshwright
 from executor.levels.host_collectives import host_collectives
 from executor.levels.numerics import numerics
+from executor.loaded import load
 from executor.run.context import Context, plains, untyped
 from executor.run.steps import STEPS, Values
 from planner.plan.plan import Plan
@@ -170,8 +171,8 @@ def test_it_is_priced_and_sized_and_has_specs(plan: tuple[Plan, Path], toy: Prog
 def test_it_is_run_and_compared_with_what_was_compiled(plan: tuple[Plan, Path]) -> None:
     """The plan's logits are the reference's, and the compiled program gathers what was priced."""
     best, path = plan
-    programs = read_layout(path)
-    for level in (numerics(best, programs=programs), host_collectives(best, programs=programs)):
+    loaded = load(best, read_layout(path))
+    for level in (numerics(loaded), host_collectives(loaded)):
         assert level.status == "passed", level.findings
 
 

@@ -244,8 +244,10 @@ def test_a_copied_cache_is_a_finding() -> None:
 def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
     """Unless the plan says itself that it does not fit."""
     plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048)
-    facts = Facts(load(plan), DoesNotFit(20e9, 16.9e9), {})
-    assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9000 GB usable"
+    facts = Facts(load(plan), DoesNotFit(20e9, 16.91e9), {})
+    assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9100 GB usable"
+    smaller = judge(replace(facts, made=DoesNotFit(20e9, 16.8e9)), "manual").findings[0].found
+    assert smaller.startswith("20.0000 GB needed, 16.8000 GB usable (109 MB less than planned with")
     over = msgspec.structs.replace(plan.memory, total_bytes=20e9)
     assert judge(_with_memory(facts, over), "manual").status == "passed"
 

@@ -19,7 +19,7 @@ import planner.search.search
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
 from planner.api import plan
-from planner.best.nothing import NothingFits, check_targets
+from planner.best.nothing import NothingFits
 from planner.best.sweep import sweep
 from planner.parallel import in_parallel
 from planner.plan.planfile import INTERRUPTED, PlanFile, encode, read_plan
@@ -104,6 +104,7 @@ def use_processes() -> None:
 
 def interrupt_processes() -> None:
     """The last things are begun first: what is done of them counts, though earlier ones are still under way."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     results = in_parallel(range(4), _interrupting, 2)
     assert (next(results), next(results)) == (2, 3)
     with pytest.raises(KeyboardInterrupt):
@@ -187,7 +188,7 @@ def test_a_target_that_nothing_meets_is_named_with_the_nearest() -> None:
 def test_contradictory_options_are_bad_input(options: dict[str, object], says: str) -> None:
     """Before anything is searched."""
     with pytest.raises(InputError) as caught:
-        check_targets(request(**options))
+        request(**options).check_targets()
     assert str(caught.value).startswith(says)
 
 

@@ -178,6 +178,7 @@ def test_a_limit_that_ends_it_leaves_the_best_so_far_with_its_gap() -> None:
     assert _close(proof.bound_s, got.step_s * (1 - proof.gap))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_solver_with_the_best_so_far() -> None:
     """Ctrl-C stops a search that would take hours (a market split of 50 customers and 7 goods); its best is kept."""
     random, model = Random(1), cp_model.CpModel()

@@ -19,7 +19,7 @@ from oracles.even_transfer import transfer_s as even_transfer_s
 import meshwright
 from mesh.errors import InputError
 from mesh.slices import Slice, parse_slice
-from meshwright import parsing
+from meshwright import commandline
 from meshwright.reports.fleet import report
 from meshwright.reports.text import render
 from planner.api import fleet
@@ -427,7 +427,7 @@ def test_bad_input_is_refused(quota: dict[str, int], traffic: object, options: d
 def test_bad_quotas_are_refused(texts: Sequence[str]) -> None:
     """What is no `chip=number`, or says a chip twice."""
     with pytest.raises(InputError, match="--quota"):
-        parsing.quota(texts)
+        commandline.quota(texts)
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_bad_quotas_are_refused(texts: Sequence[str]) -> None:
 def test_bad_traffic_is_refused(text: str) -> None:
     """What is missing, unknown, given twice, or no number."""
     with pytest.raises(InputError, match="--traffic"):
-        parsing.traffic([text])
+        commandline.traffic([text])
 
 
 def test_slices_of_a_quota() -> None:

@@ -226,6 +226,7 @@ def test_a_time_limit_gives_the_best_so_far_with_bound_and_gap() -> None:
     assert found.proof.bound <= proved.objective <= found.proof.objective
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_solver_and_keeps_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGINT during the solve gives a fleet that holds, marked as interrupted; it is not swallowed."""
     from ortools.sat.python import cp_model

@@ -9,8 +9,8 @@ import pytest
 from oracles.torus import legal_slices
 
 from mesh.errors import InputError
-from meshwright.parsing import chip_range
-from meshwright.parsing import prices as parse_prices
+from meshwright.commandline import chip_range
+from meshwright.commandline import prices as parse_prices
 from planner.query.slices import chosen_slices, range_text
 from planner.query.targets import Targets, check_prices, dollars_per_million_tokens, price_of
 

@@ -11,12 +11,21 @@ import msgspec
 from mesh.errors import InputError
 from meshwright.reports.text import Block, Table
 
+SCHEMAS = {
+    "plan": "planner.plan.planfile:PlanFile",
+    "fits": "planner.fits.fits:Fits",
+    "sensitivity": "planner.sensitivity.types:SensitivityFile",
+    "validation": "planner.validate.scores:Validation",
+    "report": "executor.verdict:Report",
+}
+"""The type of each file that has a schema, loaded when asked for."""
 
-def schema_of(name: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """The JSON Schema of the file of that name; `files` says where the type of each is."""
-    if name not in files:
-        raise InputError(f"no schema {name!r}; there are: {', '.join(files)}")
-    return msgspec.json.schema(resolve_name(files[name]))
+
+def schema_of(name: str) -> dict[str, Any]:
+    """The JSON Schema of the file of that name."""
+    if name not in SCHEMAS:
+        raise InputError(f"no schema {name!r}; there are: {', '.join(SCHEMAS)}")
+    return msgspec.json.schema(resolve_name(SCHEMAS[name]))
 
 
 def fields(schema: Mapping[str, Any]) -> Sequence[Block]:
