@@ -107,6 +107,7 @@ def test_a_step_that_is_spread_out_over_free_memory_packs_into_what_was_promised
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_promise_of_too_little_memory_is_a_finding_after_packing() -> None:
     """The compiler is asked whether so much would do, and says no."""
     memory = small().plan.memory
@@ -126,6 +127,7 @@ def test_more_plans_are_what_the_compiler_makes(case: Case) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_verdicts_agree_on_both_sides_of_the_edge() -> None:
     """Llama-8B on v5e:2x4 at context 8192: the largest batch fills 99% of HBM and compiles, one more does not."""
     plan = plan_of("llama-3.1-8b", "v5e:2x4", "decode", 110, 8192)

@@ -25,7 +25,7 @@ from mesh.errors import InputError
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies.components import components
-from strategies.layout import Assigned, BoundLayout, lay_out
+from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
 from strategies.notation import LayoutError
@@ -53,7 +53,7 @@ def layout_of_roles(model: Model, work: Workload, sizes: Sequence[int], residual
     return lay_out(mesh_of(parse_slice(f"h100:{np.prod(sizes)}"), pieces), residual, assigned)
 
 
-def mesh_of(sizes: Sequence[int]) -> Mesh:
+def devices_of(sizes: Sequence[int]) -> Mesh:
     """Host devices with axes X, Y, Z."""
     grid = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(tuple(sizes))
     return Mesh(grid, tuple("XYZ"[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
@@ -82,7 +82,7 @@ class Case:
         for phase, context, (residual, roles) in (("prefill", T, self.prefill), ("decode", self.context, self.decode)):
             work = workload(phase, context, self.dtypes)
             layout = layout_of_roles(self.model, work, self.sizes, residual, roles)
-            found.append(engine(layout, self.model, work, mesh_of(self.sizes), sequence=self.sequence))
+            found.append(engine(layout, self.model, work, devices_of(self.sizes), sequence=self.sequence))
         return found[0], found[1]
 
 
@@ -228,7 +228,7 @@ def test_the_cache_is_updated_in_place() -> None:
     many = Model(name="m", D=32, V=48, tied=False, groups=(group,))
     work = workload("decode", 512)
     layout = layout_of_roles(many, work, case.sizes, *case.decode)
-    decode = engine(layout, many, work, mesh_of(case.sizes))
+    decode = engine(layout, many, work, devices_of(case.sizes))
     memory = decode.lower().compile().memory_analysis()
     cache = sum(np.prod(s.shape) * 4 for tree in decode.caches.values() for s in tree.values()) / 4
     assert memory.alias_size_in_bytes == cache
@@ -268,7 +268,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="the layout needs X"):
         engine(layout, case.model, work, Mesh(np.array(jax.devices()[:4]), ("Q",)))
     with pytest.raises(LayoutError, match="attention: B does not divide: B, cut 3 ways"):
-        engine(layout, case.model, work, mesh_of((3,)))
+        engine(layout, case.model, work, devices_of((3,)))
 
 
 @pytest.mark.parametrize(
