@@ -123,8 +123,8 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def chip_names() -> tuple[str, ...]:
     """Names of the built-in chips, in natural order.
 
-    >>> chip_names()
-    ('b200', 'h100', 'h200', 'tpu7x', 'v3', 'v4', 'v5e', 'v5p', 'v6e')
+    >>> [name for name in chip_names() if name.startswith("v5")]
+    ['v5e', 'v5p']
     """
     return tuple(sorted((file.stem for file in CHIPS.glob("*.toml")), key=_natural))
 

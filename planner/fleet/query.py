@@ -49,7 +49,7 @@ class FleetQuery:
             raise InputError(
                 f"utilisation {self.utilisation:g}: expected a share above 0 and at most 1, such as 0.8", "utilisation"
             )
-        if self.query.targets.max_chips is not None or self.query.targets.min_tokens_per_s is not None:
+        if not {target.field for target, _ in self.query.targets.given()} <= {"max_step_s", "max_ttft_s"}:
             raise InputError("a fleet's targets are a step's and the first token's seconds; give chips as a quota")
         for slice_ in self.query.slices:
             chip_dcn_bytes_per_s(slice_)

@@ -45,7 +45,8 @@ class Target:
 
     `field`: its name in `Targets`. `option`, `metavar`, `scale` and `about`: how a command line asks for it; the value
     that is typed is `scale` times the field's. `says` and `figure` word a limit and a value that is held against it.
-    `most`: whether it is an upper limit; `whole`: whether it is a whole number.
+    `most`: whether it is an upper limit; `whole`: whether it is a whole number. A shorter step of the same slice and
+    batch never misses a target that a longer one meets: of each the shortest is held against it.
     """
 
     field: str
