@@ -75,8 +75,11 @@ def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:
 
 
 def tensor_of(c: Collective) -> str:
-    """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name."""
-    names = [_scopes(name) for name in c.op_name.split(";")]  # several where operations were joined
+    """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name.
+
+    libtpu 0.0.50 leaves some without a name: then what uses the result tells. Joined operations have several names.
+    """
+    names = [_scopes(name) for name in (c.op_name or c.user_op_name).split(";")]
     words = next((words for words in names if len(words) > 1), names[0])
     if len(words) > 1:
         return f"{words[0]}/{words[1]}"

@@ -107,10 +107,20 @@ class Plain:
 
 def _of_layer(unit: Unit, name: str, x: Array, layer: Array) -> Array:
     """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
-    made = (step.outputs[0] for b in unit.bodies for step in b.steps if any(t.name == name for t in step.inputs))
-    with jax.named_scope(f"{unit.name}/{next((t.name for t in made), 'n')}"):  # no step reads `norm`: it is the glue's
+    with jax.named_scope(f"{unit.name}/{_made_of(unit, name)}"):
         found: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
         return found
+
+
+def _made_of(unit: Unit, weight: str) -> str:
+    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the glue reads."""
+    for step in (step for body in unit.bodies for step in body.steps):
+        names = [t.name for t in step.inputs]
+        if weight in names and len(names) == len(step.outputs):  # moved, alone or with others
+            weight = step.outputs[names.index(weight)].name
+        elif weight in names:
+            return step.outputs[0].name
+    return "n"
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,8 @@ class Ops:
             if self.plain.model.norm == "layer":
                 x = x - jnp.mean(x, axis=-1, keepdims=True)
             n = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self._context.eps) * wide(g)
-        return self._placed("n", self.dims, n.astype(self._context.activations))
+            n = n.astype(self._context.activations)
+        return self._placed("n", self.dims, n)
 
     def layer(
         self, R: Array, p: Weights, cache: Weights | None, index: Array, pos: Array

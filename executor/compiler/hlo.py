@@ -32,6 +32,7 @@ _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opco
     opcode: name for name, opcode in _UNPRICED.items()
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
+_HANDED_ON = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
 _WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
 
 
@@ -54,12 +55,14 @@ class Collective:
     """A collective of a compiled program.
 
     `runs` is None where a loop's trip count is unknown. `padding`: the elements that a ReduceScatter moves beyond its
-    parts. `emitter` says how the TPU does it, where noted.
+    parts. `user_op_name`: of what first uses the result, where there is no `op_name`. `emitter` says how the TPU does
+    it, where noted.
     """
 
     kind: str
     name: str
     op_name: str
+    user_op_name: str = ""
     parts: tuple[Part, ...]
     groups: Groups
     pairs: tuple[tuple[int, int], ...] = ()
@@ -131,10 +134,12 @@ def _collective(
     kind = _KIND_OF[i.opcode.removesuffix("-start")]
     groups = _groups(i, module.partitions)
     operands = _moved(at, i)
+    name = _op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i)
     found = Collective(
         kind=kind,
         name=i.name,
-        op_name=_op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i),
+        op_name=name,
+        user_op_name="" if name else _user_name(at, i),
         parts=tuple(_part(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
         groups=groups,
         pairs=_pairs(i),
@@ -152,6 +157,15 @@ def _reducer_name(module: Module, i: Instruction) -> str:
     """The name that a reduction's computation kept, where a rewrite lost the reduction's own."""
     reducer = module.computations.get(i.attribute(r"to_apply=%([\w.\-]+)") or "")
     return next((name for j in reducer.instructions.values() if (name := _op_name(j))), "") if reducer else ""
+
+
+def _user_name(at: Computation, i: Instruction) -> str:
+    """The name of what first uses a result, or, where that is nameless and only hands it on, of what uses that."""
+    users = [j for j in at.instructions.values() if i.name in j.operands]
+    onward = (j for j in users if j.opcode in _HANDED_ON or j.opcode.endswith("-done"))
+    return next((name for j in users if (name := _op_name(j))), "") or next(
+        (name for j in onward if (name := _user_name(at, j))), ""
+    )
 
 
 def _scattered(at: Computation, i: Instruction, found: Collective) -> Collective:

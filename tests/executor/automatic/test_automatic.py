@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import jax
 import pytest
@@ -208,8 +209,10 @@ def test_what_does_not_compile_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_collective_is_named_by_the_tensor_it_serves(name: str, tensor: str) -> None:
-    """Whatever JAX calls the body of a loop, and where operations were joined into one."""
-    assert tensor_of(Collective(kind="AllGather", name="all-gather.1", op_name=name, parts=(), groups=())) == tensor
+    """Whatever JAX calls the body of a loop, and where operations were joined into one; by its user if nameless."""
+    found = Collective(kind="AllGather", name="all-gather.1", op_name=name, parts=(), groups=())
+    assert tensor_of(found) == tensor
+    assert tensor_of(replace(found, op_name="", user_op_name=name)) == tensor
 
 
 def test_sent_bytes_are_those_of_the_algorithms() -> None:

@@ -171,6 +171,18 @@ def test_nested_loops_multiply_with_start_step_and_hoisted_bound() -> None:
     assert (found.runs, found.groups) == (15, ((0, 1), (2, 3)))
 
 
+def test_what_first_uses_a_collective_is_known_through_what_has_no_name() -> None:
+    """Some of libtpu 0.0.50's collectives have no name of their own."""
+    used = (
+        "%v = f32[8]{0} bitcast(%r)\n"
+        '  %u = f32[8]{0} negate(%v), metadata={op_name="jit(f)/attention/O/neg"}\n'
+        "  ROOT %t = (s32[], f32[8]{0}) tuple(%next, %u)"
+    )
+    (found,) = collectives(LOOP.replace("ROOT %t = (s32[], f32[8]{0}) tuple(%next, %r)", used))
+    assert (found.op_name, found.user_op_name) == ("", "jit(f)/attention/O/neg")
+    assert [c.user_op_name for c in collectives(LOOP)] == [""]
+
+
 def test_an_unknown_trip_count_is_not_guessed() -> None:
     """A bound that is an argument makes the number of runs unknown."""
     text = LOOP.replace("%ten = s32[] constant(10)", "%ten = s32[] parameter(1)")
