@@ -31,10 +31,8 @@ from planner.api import plan
 from planner.plan.planfile import encode
 
 ROOT = Path(__file__).parents[3]
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
-)
+QUICK = " ".join(flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag)
+"""The flags of all tests (conftest), but for the number of devices, which each process says itself."""
 DEADLINE_S = 100  # for machines with much else to do; a run takes a few seconds
 
 
