@@ -26,6 +26,7 @@ from meshwright.options import (
     searching,
 )
 from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show_nothing
+from planner.query.targets import OBJECTIVES
 
 if TYPE_CHECKING:
     from planner.plan.planfile import PlanFile
@@ -64,9 +65,7 @@ NUM_SLICES = option(
     BATCHES_OR_AUTO,
     option("--context", "TOKENS", "Tokens in each filled cache, or in each prompt; default 8192.", read=whole),
     *DTYPES,
-    option(
-        "--objective", "latency|throughput|cost", "Throughput is per chip; cost needs a price.", default="throughput"
-    ),
+    option("--objective", "|".join(OBJECTIVES), "Throughput is per chip; cost needs a price.", default="throughput"),
     FIX,
     *FILES,
     CONSTANTS,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import meshwright
+from executor.levels.integrity import plan_file
+from executor.loaded import load
 from planner.api import plan
 from planner.plan.layout_file import layout_of
+from planner.plan.planfile import read_plan
 from planner.plan.pricing import price_layout
 from strategies.readers.cost import speeds
 
@@ -28,3 +34,14 @@ def test_a_plan_is_what_its_own_layouts_give(case: tuple[str, str, str, int]) ->
         layout, slice_, work = layout_of(one)
         fast = speeds(slice_.chip, work.dtypes)
         assert price_layout(layout, slice_, one.model, work, one.batch, one.padded_batch, fast) == one
+
+
+def test_a_plan_file_of_before_the_layout_was_one_value_still_holds() -> None:
+    """Written by version 0.1.0 before the packages were reorganised: it loads, explains itself and promises the same."""
+    path = Path(__file__).parents[2] / "cases" / "plan-of-schema-1.json"
+    plans = meshwright.load(path)
+    assert "Weights and caches" in str(plans.best.explain())
+    loaded = load(read_plan(path).plans[0])
+    assert plan_file(loaded).findings == ()
+    again = meshwright.price("llama-3.1-8b", "v6e:2x2", path, batch=16, context=2048, weights="int8", kv="int8")
+    assert again.best == plans.best
