@@ -37,7 +37,7 @@ def test_a_plan_is_what_its_own_layouts_give(case: tuple[str, str, str, int]) ->
 
 
 def test_a_plan_file_of_before_the_layout_was_one_value_still_holds() -> None:
-    """Written by version 0.1.0 before the packages were reorganised: it loads, explains itself and promises the same."""
+    """Written before the packages were reorganised: it loads, explains itself and promises the same."""
     path = Path(__file__).parents[2] / "cases" / "plan-of-schema-1.json"
     plans = meshwright.load(path)
     assert "Weights and caches" in str(plans.best.explain())
