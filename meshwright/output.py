@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
+from meshwright.cli import INTERRUPTED as INTERRUPTED
 
 if TYPE_CHECKING:
     from meshwright.reports.text import Block
     from planner.best.nothing import NothingFits
 
-NOTHING_FITS, INTERRUPTED = 1, 130
+NOTHING_FITS = 1
 Blocks = Callable[[], "Sequence[Block] | bytes"]
 """What says an answer to people; bytes are written as they are."""
 

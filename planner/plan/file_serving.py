@@ -1,4 +1,4 @@
-"""What `plan --phase serve` finds, as typed values: ways to serve, best first, with the plans that each runs.
+"""What serving finds, as typed values: ways to serve, best first, with the plans that each runs.
 
 Everything is SI; seconds are estimates of the plans' steps. What queues form where requests come unevenly is left out.
 """

@@ -1,1 +1,1 @@
-"""`plan --phase serve`: a prefill and a decode plan together."""
+"""Serving: a prefill and a decode plan together."""

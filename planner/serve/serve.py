@@ -35,11 +35,11 @@ def make_serving(asked: ServeQuery, progress: Progress = silent) -> PlanFile:
     swept = _swept(asked, progress)
     priced = Priced(asked)
     ways = [*_on_one(asked, swept, priced, progress), *_on_two(asked, swept, priced, progress)]
-    interrupted = _proved(asked, swept, priced, ways, progress)
+    interrupted = _proved(asked, swept, priced, ways, progress) or any(each.interrupted for each in swept.values())
     search = _covered(swept, started, interrupted)
     meeting = [way for way in ways if not way.missed(asked)]
     notes = _notes(asked, ways, meeting)
-    if not meeting and search.proved_optimal == INTERRUPTED:
+    if not meeting and interrupted:
         raise KeyboardInterrupt
     if not meeting:
         raise NothingFits(f"{asked.query.model.name}: " + "; ".join(notes), (), None, search)
@@ -133,7 +133,6 @@ def _on_two(asked: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, progr
 
 
 def _covered(swept: Mapping[str, Sweep], started: float, interrupted: bool) -> Search:
-    interrupted |= any(each.interrupted for each in swept.values())
     how = INTERRUPTED if interrupted else "exhaustive, each phase and batch alone"
     return covered((one for each in swept.values() for one in each.found.values()), started, how)
 
