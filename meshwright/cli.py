@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from meshwright.exits import BAD_INPUT, BROKEN_PIPE, BUG, INTERRUPTED
+
 COMMANDS = {
     "models": "meshwright.commands.info",
     "chips": "meshwright.commands.info",
@@ -27,8 +29,6 @@ COMMANDS = {
     "verify": "meshwright.commands.verify",
     "calibrate": "meshwright.commands.calibrate",
 }
-BAD_INPUT, BUG, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
-"""Exit codes besides 0 (a plan was found) and 1 (nothing fits)."""
 
 
 _PACKAGES = ("mesh", "strategies", "planner", "executor")

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from meshwright.cli import INTERRUPTED as INTERRUPTED
+from meshwright.exits import NOTHING_FITS
 
 if TYPE_CHECKING:
     from meshwright.reports.text import Block
     from planner.best.nothing import NothingFits
 
-NOTHING_FITS = 1
 Blocks = Callable[[], "Sequence[Block] | bytes"]
 """What says an answer to people; bytes are written as they are."""
 

@@ -132,7 +132,7 @@ def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> t
 
 
 def _check_names(extra: Sequence[Program]) -> None:
-    """A user's program may not take the name of another of its phase and component: a layout file could not tell them apart."""
+    """A user's program may not take the name of another of its phase and component: layout files name them."""
     taken = {(p.phase, p.component, p.name) for p in builtin_programs()}
     for program in extra:
         key = (program.phase, program.component, program.name)

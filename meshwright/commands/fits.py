@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.commandline import option, whole
+from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     CUTS,
     DTYPES,
@@ -18,7 +19,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, check_output, finish, progress_line, say_nothing
+from meshwright.output import check_output, finish, progress_line, say_nothing
 
 
 @searching(

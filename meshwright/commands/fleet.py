@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshwright import commandline
 from meshwright.commandline import number, option
+from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     CONSTANTS,
     CUTS,
@@ -22,7 +23,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show
+from meshwright.output import finish, progress_line, say_nothing, show
 
 if TYPE_CHECKING:
     from planner.best.nothing import NothingFits

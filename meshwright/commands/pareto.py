@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
 from meshwright.commandline import option
+from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     CONSTANTS,
     CONTEXT,
@@ -25,7 +26,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, check_output, finish, progress_line, show_nothing
+from meshwright.output import check_output, finish, progress_line, show_nothing
 
 if TYPE_CHECKING:
     from planner.plan.planfile import PlanFile

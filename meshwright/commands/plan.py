@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
 from meshwright.commandline import choice, number, one_of, option, whole
+from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     BATCHES_OR_AUTO,
     CONSTANTS,
@@ -25,7 +26,7 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import INTERRUPTED, finish, progress_line, say_nothing, show_nothing
+from meshwright.output import finish, progress_line, say_nothing, show_nothing
 from planner.query.targets import OBJECTIVES
 
 if TYPE_CHECKING:
