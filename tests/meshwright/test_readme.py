@@ -20,8 +20,15 @@ BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(enco
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
-SLOW = ("meshwright validate | ", "--mode unconstrained", "--batch auto", "meshwright fits", "verify plan.json")
-"""Examples of more than five seconds are among the slow tests, those with the TPU compiler with them."""
+SLOW = (
+    "meshwright validate | ",
+    "--mode unconstrained",
+    "--batch auto",
+    "meshwright fits",
+    "verify plan.json",
+    "meshwright fleet",
+)
+"""Examples of more than two seconds are among the slow tests, those with the TPU compiler with them."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off")
 
 
