@@ -100,7 +100,7 @@ def test_readme_example_prints_what_the_readme_shows(
         assert clean(in_process(command, folder, capfd)) == clean(shown), command
 
 
-@pytest.mark.parametrize("word", ["roofline llama-2-13b", "column-mlp.layout"])
+@pytest.mark.parametrize("word", ["roofline llama-2-13b", pytest.param("column-mlp.layout", marks=pytest.mark.slow)])
 def test_readme_example_in_processes_of_its_own(word: str, folder: Path) -> None:
     """The installed command prints the same: to a reader that goes away after ten lines, and on both streams."""
     blocks = [block for block in BLOCKS if word in block]

@@ -131,7 +131,7 @@ def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) ->
 @pytest.mark.parametrize(
     ("model", "slice_name", "phase"),
     [
-        ("llama-3.1-8b", "v5e:4x4", "decode"),
+        pytest.param("llama-3.1-8b", "v5e:4x4", "decode", marks=pytest.mark.slow),
         pytest.param("mixtral-8x7b", "v5e:4x4", "prefill", marks=pytest.mark.slow),
     ],
 )

@@ -305,7 +305,7 @@ COMBINED = [
 ]
 
 
-@pytest.mark.parametrize("sequence", ["striped", "contiguous"])
+@pytest.mark.parametrize("sequence", ["striped", pytest.param("contiguous", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("op", "cut", "out"), COMBINED)
 def test_softmaxes_over_shards_are_combined(op: str, cut: str, out: str, sequence: str) -> None:
     """Sequences shorter than a shard, too, and a cache that has turned."""

@@ -252,7 +252,10 @@ def test_an_interrupt_within_a_slice_leaves_its_best_so_far(monkeypatch: pytest.
     assert found.choices[1]
 
 
-@pytest.mark.parametrize("name", ["v5e:4x8", pytest.param("v5p:4x4x8", marks=pytest.mark.slow), "tpu7x:2x2x2"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("v5e:4x8", marks=pytest.mark.slow), pytest.param("v5p:4x4x8", marks=pytest.mark.slow), "tpu7x:2x2x2"],
+)
 def test_whole_axes_are_the_meshes_of_make_mesh(name: str) -> None:
     """No piece of a torus axis is smaller than the axis, and the best such plan is no better than the best of all."""
     slice_: Slice = parse_slice(name)

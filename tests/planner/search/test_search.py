@@ -76,9 +76,8 @@ def test_the_best_is_that_of_brute_force(groups: int, seed: int) -> None:
     _check(two_axes(groups, seed)[0], kept(groups, seed), 1)
 
 
-@pytest.mark.parametrize(
-    ("groups", "seed"), [case if case == (1, 180) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "seed"), CASES)
 def test_kept_answers_are_those_of_brute_force(groups: int, seed: int) -> None:
     """Computed again they are the same; where prices have changed on purpose, see tests/oracles/answers.py."""
     again = computed(two_axes(groups, seed)[0])
