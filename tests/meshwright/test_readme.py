@@ -27,6 +27,8 @@ SLOW = (
     "meshwright fits",
     "verify plan.json",
     "meshwright fleet",
+    "meshwright pareto",
+    "sensitivity plan.json",
 )
 """Examples of more than two seconds are among the slow tests, those with the TPU compiler with them."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off")
