@@ -202,6 +202,7 @@ def test_what_is_not_here_cannot_be_calibrated() -> None:
             calibrate("tpu")
 
 
+@pytest.mark.slow
 def test_host_devices_are_made_where_jax_has_not_started() -> None:
     """A process of its own, without a flag for it; the module is not run at import."""
     code = "from executor.calibrate.calibrate import device_mesh; print(device_mesh('cpu', 3).size)"

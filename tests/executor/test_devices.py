@@ -174,6 +174,7 @@ def coordinates_of(device: object) -> dict[str, int]:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_two_processes_can_describe_slices_at_once_and_say_nothing() -> None:
     """libtpu's lock file does not matter, since no TPU is held; nothing is written to the terminal."""
     code = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +133,15 @@ ALONE = {
 }
 
 
+QUICK = ("llama", "llama-windows", "qwen3", "mixtral", "cohere")
+"""Of the models beside mlx-lm's those of the default tests: a Llama, windows, norms of heads, experts, a block."""
+
+
+def some(names: Iterable[str], *quick: str) -> list[Any]:
+    """All names as cases, slow but for these."""
+    return [pytest.param(name, marks=[] if name in quick else pytest.mark.slow) for name in names]
+
+
 @pytest.fixture(scope="session")
 def oracle() -> ModuleType:
     """The helper module tests/oracles/mlx_oracle.py; skips where mlx-lm is not installed."""
@@ -157,7 +166,7 @@ def _difference(ours: jax.Array | np.ndarray, theirs: jax.Array | np.ndarray) ->
     return float(np.abs(np.asarray(ours) - np.asarray(theirs)).max() / np.asarray(theirs).std())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, *QUICK))
 def test_logits_equal_those_of_mlx(name: str, oracle: ModuleType) -> None:
     """The same random weights and prompt give the same logits in an implementation that is not ours."""
     case, model = CASES[name], CASES[name].model
@@ -167,7 +176,7 @@ def test_logits_equal_those_of_mlx(name: str, oracle: ModuleType) -> None:
     assert _difference(ours, theirs) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES, *QUICK))
 def test_decoding_equals_mlx_with_its_cache(name: str, oracle: ModuleType) -> None:
     """Recomputing everything for each token gives what mlx-lm's caches give, rotating ones of windows included."""
     case, model = CASES[name], CASES[name].model
@@ -178,7 +187,7 @@ def test_decoding_equals_mlx_with_its_cache(name: str, oracle: ModuleType) -> No
     assert _difference(our_logits, logits) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE, "mixed"))
 def test_every_parameter_matters(name: str) -> None:
     """Changing one layer of any tensor changes the logits: nothing is ignored, no layer is skipped or run twice."""
     model = ALONE[name]
@@ -198,7 +207,7 @@ def _with(params: Params, component: str, tensor: str, array: jax.Array) -> Para
     return {**params, component: {**params[component], tensor: array}}
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE, "dense", "mixed"))
 def test_later_tokens_change_nothing(name: str) -> None:
     """Causality: the logits before a changed token stay, those from it on change."""
     model = ALONE[name]
@@ -209,7 +218,7 @@ def test_later_tokens_change_nothing(name: str) -> None:
     assert _difference(after[:, 7:], before[:, 7:]) > 1e-2
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE, "dense", "mixed"))
 def test_only_relative_positions_count(name: str) -> None:
     """All positions 100 later, or the tokens stored in another order with their positions: the same logits."""
     model = ALONE[name]
@@ -274,9 +283,7 @@ def test_groups_run_one_after_the_other() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "dense" else []) for name in ALONE]
-)
+@pytest.mark.parametrize("name", some(ALONE, "moe"))
 def test_decoding_prompts_of_different_length_equals_each_alone(name: str) -> None:
     """What stands behind a prompt in a batch of longer ones changes nothing."""
     model = ALONE[name]
@@ -316,7 +323,7 @@ def test_the_tree_holds_exactly_the_models_parameters(name: str) -> None:
     assert sum(sizes) == model.params
 
 
-@pytest.mark.parametrize("name", [*ALONE, *CASES])
+@pytest.mark.parametrize("name", some([*ALONE, *CASES], *ALONE))
 def test_random_logits_are_well_spread(name: str) -> None:
     """Their standard deviation is about `LOGIT_STD`."""
     model = ALONE[name] if name in ALONE else CASES[name].model
@@ -324,7 +331,7 @@ def test_random_logits_are_well_spread(name: str) -> None:
     assert LOGIT_STD / 2 < reference_logits(model, random_params(model, _key()), tokens).std() < LOGIT_STD * 2
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE, "dense"))
 def test_rounded_parameters_run_in_float32(name: str) -> None:
     """A key gives the same model in every dtype, and bfloat16 weights their exact result."""
     model = ALONE[name]

@@ -70,6 +70,7 @@ def test_layouts_spread_over_the_prices(chip: Chip) -> None:
     assert layouts.spread(plans, 10**6) == plans
 
 
+@pytest.mark.slow
 def test_layouts_are_compared(chip: Chip, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row per layout, each run once it is said, on the slice's devices."""
     seen: list[str] = []

@@ -20,8 +20,17 @@ BLOCKS = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(enco
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
-SLOW = ("meshwright validate | ", "--mode unconstrained", "--batch auto", "meshwright fits", "verify plan.json")
-"""Examples of more than five seconds are among the slow tests, those with the TPU compiler with them."""
+SLOW = (
+    "meshwright validate | ",
+    "--mode unconstrained",
+    "--batch auto",
+    "meshwright fits",
+    "verify plan.json",
+    "meshwright fleet",
+    "meshwright pareto",
+    "sensitivity plan.json",
+)
+"""Examples of more than two seconds are among the slow tests, those with the TPU compiler with them."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off")
 
 
@@ -93,7 +102,7 @@ def test_readme_example_prints_what_the_readme_shows(
         assert clean(in_process(command, folder, capfd)) == clean(shown), command
 
 
-@pytest.mark.parametrize("word", ["roofline llama-2-13b", "column-mlp.layout"])
+@pytest.mark.parametrize("word", ["roofline llama-2-13b", pytest.param("column-mlp.layout", marks=pytest.mark.slow)])
 def test_readme_example_in_processes_of_its_own(word: str, folder: Path) -> None:
     """The installed command prints the same: to a reader that goes away after ten lines, and on both streams."""
     blocks = [block for block in BLOCKS if word in block]

@@ -170,6 +170,7 @@ def test_the_frontier_is_what_no_point_beats_whatever_their_order(points: list[P
     assert kept == [points[::-1][n] for n in undominated(points[::-1])]
 
 
+@pytest.mark.slow
 def test_more_slices_and_looser_targets_never_make_the_frontier_worse(found: PlanFile) -> None:
     """On real candidates: each subset of slices, and each tighter target, has no point that the whole lacks."""
     whole = frontier(found).points

@@ -62,6 +62,7 @@ def test_the_step_gives_the_logits_of_the_reference(kind: str, phase: str) -> No
     assert (level.status, level.mode) == ("passed", "automatic"), level.findings
 
 
+@pytest.mark.slow
 def test_the_step_without_constraints_gives_the_same_numbers() -> None:
     """XLA may move what it likes, but not change the result."""
     loaded = load(drawn.draw(3, "gqa", "decode", (2, 4)))
@@ -93,7 +94,9 @@ def small(name: str) -> Plan:
     return found
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "experts" else pytest.mark.slow) for name in LAYOUTS]
+)
 def test_every_type_of_a_tensor_is_asked_for_and_followed(name: str) -> None:
     """Where the last one alone was not enough."""
     level = automatic_collectives(load(small(name)))

@@ -124,6 +124,7 @@ def promised_mlp(layers: int, batch: int, hidden: int, x: int, y: int) -> list[P
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_v5e_scatters_shards_of_a_multiple_of_256_and_reduces_others() -> None:
     """Hidden size 16384 gives shards of 1024 columns: as promised. 14336 gives 896: an AllReduce, 3/4 more bytes."""
     slice_, mesh = square("v5e:4x4", {"X": ("X", 1, 4), "Y": ("Y", 1, 4)})

@@ -168,6 +168,7 @@ def test_it_is_priced_and_sized_and_has_specs(plan: tuple[Plan, Path], toy: Prog
 
 
 @pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 host devices")
+@pytest.mark.slow
 def test_it_is_run_and_compared_with_what_was_compiled(plan: tuple[Plan, Path]) -> None:
     """The plan's logits are the reference's, and the compiled program gathers what was priced."""
     best, path = plan

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     ("model", "slice_name", "phase"),
     [
         ("llama-3.1-70b", "v5e:4x4", "decode"),
-        ("qwen3-30b-a3b", "v5e:4x4", "decode"),
+        pytest.param("qwen3-30b-a3b", "v5e:4x4", "decode", marks=pytest.mark.slow),
         pytest.param("palm-540b", "v4:4x4x4", "prefill", marks=pytest.mark.slow),
     ],
 )

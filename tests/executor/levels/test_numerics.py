@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Drawn layouts on a 2x2x2 mesh. The first cover every program and every kind of model in both phases; with the others,
-# which are slow ones, they cover every role of every program.
+# Drawn layouts on a 2x2x2 mesh. The first cover every program and every kind of model in both phases; with the others
+# they cover every role of every program. All but `QUICK` of the first, and the others, are slow ones.
 FIRST = [
     *[("mha", "decode", 2), ("mha", "prefill", 16), ("gqa", "decode", 0), ("gqa", "prefill", 119)],
     *[("few", "decode", 2), ("few", "prefill", 0), ("mqa", "decode", 0), ("mqa", "prefill", 4)],
@@ -42,6 +42,16 @@ OTHERS = [
     *[("moe", "prefill", 0), ("moe", "prefill", 3)],
 ]
 COVER = FIRST + OTHERS
+QUICK = [
+    *[("mha", "prefill", 16), ("gqa", "decode", 0), ("few", "decode", 2), ("mqa", "prefill", 4)],
+    *[("moe", "prefill", 66), ("parallel", "decode", 3), ("parallel-gqa", "prefill", 8)],
+]
+INTERPRETED = {
+    ("decode", "moe"),
+    ("prefill", "moe"),
+    ("decode", "moe-scatter"),
+    ("prefill", "parallel-block-gathered-kv"),
+}
 CUBE = (2, 2, 2)
 REST = [
     (kind, phase, sizes, 1000 + number)
@@ -72,7 +82,7 @@ def holds(plan: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "phase", "seed"), [*FIRST, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+    ("kind", "phase", "seed"), [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in COVER]
 )
 def test_every_role_of_every_program_gives_the_reference_and_runs_what_was_priced(
     kind: str, phase: str, seed: int
@@ -82,7 +92,11 @@ def test_every_role_of_every_program_gives_the_reference_and_runs_what_was_price
 
 
 def test_the_drawn_layouts_cover_every_role_and_kind() -> None:
-    """A new program or role needs a layout in the list, a new program or kind of model one of the default tests."""
+    """A new program or role needs a layout in the list, a new program or kind of model one of the default tests.
+
+    Default tests of other files run what the quick layouts leave out: `run/test_interpret.py` the programs of
+    `INTERPRETED`, sharded and not, and `automatic/test_automatic.py` the kind `mixed`.
+    """
 
     def found(cases: list[tuple[str, str, int]]) -> set[tuple[str, str, str]]:
         return set().union(*(drawn.covered(drawn.draw(seed, kind, phase, CUBE)) for kind, phase, seed in cases))
@@ -90,6 +104,9 @@ def test_the_drawn_layouts_cover_every_role_and_kind() -> None:
     wanted = {(p.phase, p.name, r.name) for p in builtin_programs() for r in p.roles if p.component != "embed"}
     assert found(COVER) >= wanted
     assert {role[:2] for role in found(FIRST)} >= {role[:2] for role in wanted}
+    assert {role[:2] for role in found(QUICK)} | INTERPRETED >= {role[:2] for role in wanted}
+    assert {kind for kind, _, _ in QUICK} == drawn.MODELS.keys() - {"mixed"}
+    assert set(QUICK) <= set(FIRST)
     assert {(kind, phase) for kind, phase, _ in FIRST} == {(k, p) for k in drawn.MODELS for p in ("decode", "prefill")}
 
 
@@ -114,7 +131,7 @@ def test_bf16_is_held_to_a_bound_of_its_own(kind: str, phase: str, seed: int) ->
 @pytest.mark.parametrize(
     ("model", "slice_name", "phase"),
     [
-        ("llama-3.1-8b", "v5e:4x4", "decode"),
+        pytest.param("llama-3.1-8b", "v5e:4x4", "decode", marks=pytest.mark.slow),
         pytest.param("mixtral-8x7b", "v5e:4x4", "prefill", marks=pytest.mark.slow),
     ],
 )

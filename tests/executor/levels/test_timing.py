@@ -78,9 +78,9 @@ def plan_of(chip: Chip, model: Model = DENSE, phase: str = "decode") -> Plan:
     ("model", "phase", "mode"),
     [
         (DENSE, "decode", "manual"),
-        (DENSE, "prefill", "manual"),
-        (MOE, "decode", "manual"),
-        (DENSE, "decode", "automatic"),
+        pytest.param(DENSE, "prefill", "manual", marks=pytest.mark.slow),
+        pytest.param(MOE, "decode", "manual", marks=pytest.mark.slow),
+        pytest.param(DENSE, "decode", "automatic", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_is_timed_and_told_and_not_judged(chip: Chip, model: Model, phase: str, mode: str) -> None:
@@ -222,7 +222,7 @@ def test_what_is_only_told_is_skipped_in_junit(files: tuple[str, str], capfd: py
     assert "<system-out>decode step: " in out
 
 
-@pytest.mark.parametrize("mode", ["manual", "automatic"])
+@pytest.mark.parametrize("mode", ["manual", pytest.param("automatic", marks=pytest.mark.slow)])
 def test_a_plan_on_a_chip_file_verifies_at_every_level(
     mode: str, files: tuple[str, str], capfd: pytest.CaptureFixture[str]
 ) -> None:

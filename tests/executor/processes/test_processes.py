@@ -363,6 +363,7 @@ def test_an_edited_plan_fails_in_both(folder: Path, address: str) -> None:
     assert second == (1, "", "")
 
 
+@pytest.mark.slow
 def test_different_plans_are_bad_input_in_both(folder: Path, address: str) -> None:
     """Both say the same line."""
     first, second = verify(folder, address, "plan.json", "other.json")
@@ -372,6 +373,7 @@ def test_different_plans_are_bad_input_in_both(folder: Path, address: str) -> No
     assert first[2].count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_not_there_is_not_waited_for_without_end(folder: Path, address: str) -> None:
     """A line with the address and the time."""
     verify = "-m meshwright verify plan.json --timeout 1 --processes 2 --process-id 1 --coordinator"

@@ -211,6 +211,7 @@ def test_prompts_then_decoding_equal_the_reference(name: str) -> None:
         assert token.tolist() == wanted.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_bf16_follows_the_reference_within_two_percent_of_the_logits() -> None:
     """Weights, cache and activations in bf16, against the same rounded weights in float32 arithmetic."""
     case = CASES["gqa-sequence-and-heads"]
@@ -235,23 +236,23 @@ def test_the_cache_is_updated_in_place() -> None:
     assert memory.temp_size_in_bytes < cache / 4
 
 
-def test_an_engine_stores_what_its_plan_says() -> None:
+@pytest.mark.parametrize("phase", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+def test_an_engine_stores_what_its_plan_says(phase: str) -> None:
     """Shapes, dtypes and PartitionSpecs of a searched plan; random weights and an empty cache run."""
     model = model_of(QWEN, MOE)
-    for phase in ("decode", "prefill"):
-        plan = meshwright.plan(model, "v5e:2x2", phase=phase, batch=[8], context=16).plans[0]
-        mesh = build_mesh(plan.mesh, parse_slice("v5e:2x2"), jax.devices()[:4])
-        run = engine_of(load(plan), mesh)
-        stored = {f"{c}/{n}": s for trees in (run.weights, run.caches) for c, t in trees.items() for n, s in t.items()}
-        assert stored.keys() == plan.specs.keys()
-        for name, one in stored.items():
-            lead = () if name.startswith("vocab") else (2,)
-            assert one.shape == (*lead, *plan.specs[name].shape)
-            assert tuple(d.axes for d in one.type.dims) == plan.specs[name].axes
-        if phase == "decode":
-            params, cache = run.init_params(jax.random.key(0)), run.init_cache()
-            token, none, _ = run.generate(params, cache, np.zeros(8), np.arange(8))
-            assert (token.shape, none) == ((8,), None)
+    plan = meshwright.plan(model, "v5e:2x2", phase=phase, batch=[8], context=16).plans[0]
+    mesh = build_mesh(plan.mesh, parse_slice("v5e:2x2"), jax.devices()[:4])
+    run = engine_of(load(plan), mesh)
+    stored = {f"{c}/{n}": s for trees in (run.weights, run.caches) for c, t in trees.items() for n, s in t.items()}
+    assert stored.keys() == plan.specs.keys()
+    for name, one in stored.items():
+        lead = () if name.startswith("vocab") else (2,)
+        assert one.shape == (*lead, *plan.specs[name].shape)
+        assert tuple(d.axes for d in one.type.dims) == plan.specs[name].axes
+    if phase == "decode":
+        params, cache = run.init_params(jax.random.key(0)), run.init_cache()
+        token, none, _ = run.generate(params, cache, np.zeros(8), np.arange(8))
+        assert (token.shape, none) == ((8,), None)
 
 
 def test_zigzag_gives_every_shard_a_chunk_from_both_ends() -> None:
@@ -272,7 +273,11 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("gqa-sequence-and-heads", "CollectivePermute"), ("qwen-2d-batch-tied", "AllGather")]
+    ("name", "kind"),
+    [
+        ("gqa-sequence-and-heads", "CollectivePermute"),
+        pytest.param("qwen-2d-batch-tied", "AllGather", marks=pytest.mark.slow),
+    ],
 )
 def test_a_prompts_keys_travel_in_the_caches_dtype(name: str, kind: str) -> None:
     """As priced: int8 goes round the ring, or is gathered, and comes back; nothing else is int8."""

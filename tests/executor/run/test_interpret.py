@@ -29,9 +29,18 @@ SIZES = {"B": 8, "T": 16, "S": 16, "D": 16, "N": 16, "K": 4, "M": 4, "H": 8, "F"
 TINY = SIZES | {"K": 2, "M": 8}  # KV heads that one axis of 2 cuts fully
 FEATURES = frozenset({"gated", "qk_norm", "qkv_bias"})
 TOLERANCE = 1e-5
-# Of the default run: each role alone; of programs that mostly repeat another's text only these.
-FEW = ("parallel-block", "parallel-block-gathered-kv", "parallel-block-ring", "attention-ring")
-ONLY = ("Y", "W", "R")
+# Of the default run: some roles alone of every program, all of those not named here.
+ONLY = {
+    "attention": "YWz",
+    "attention-gathered-kv": "YWb",
+    "attention-ring": "RW",
+    "parallel-block": "YW",
+    "parallel-block-gathered-kv": "W",
+    "parallel-block-ring": "W",
+    "moe": "YAe",
+    "moe-scatter": "Y",
+    "embed": "YW",
+}
 
 
 def program_named(phase: str, name: str, features: frozenset[str] = FEATURES) -> Program:
@@ -125,14 +134,14 @@ def sized(program: Program, playing: dict[str, tuple[str, ...]], mesh: Mesh) -> 
 
 
 def cases(phase: str) -> list[Any]:
-    """(program, roles) for every role alone, on 2 devices, and every pair of roles, on 4 (most of them slow)."""
+    """(program, roles) for every role alone, on 2 devices, and every pair of roles, on 4 (slow, but for `ONLY`)."""
     found = []
     for p in builtin_programs():
         if p.phase != phase:
             continue
         letters = [r.axis for r in p.roles]
         for roles in (*letters, *map("".join, combinations(letters, 2))):
-            slow = len(roles) > 1 or (p.name in FEW and roles not in ONLY)
+            slow = len(roles) > 1 or roles not in ONLY.get(p.name, letters)
             found.append(pytest.param(p.name, roles, marks=[pytest.mark.slow] if slow else []))
     return found
 
@@ -164,17 +173,17 @@ def test_a_prefill_program_sharded_equals_itself_unsharded(name: str, letters: s
 @pytest.mark.parametrize(
     ("phase", "name", "letters", "sizes"),
     [
-        ("decode", "attention", "XYW", (2, 2, 2)),
-        ("decode", "attention", "RWz", (2, 2, 2)),
-        ("decode", "attention", "YV", (4, 2)),
+        pytest.param("decode", "attention", "XYW", (2, 2, 2), marks=pytest.mark.slow),
+        pytest.param("decode", "attention", "RWz", (2, 2, 2), marks=pytest.mark.slow),
+        pytest.param("decode", "attention", "YV", (4, 2), marks=pytest.mark.slow),
         pytest.param("decode", "attention", "W", (8,), marks=pytest.mark.slow),
         pytest.param("decode", "attention", "WZ", (2, 4), marks=pytest.mark.slow),
         ("decode", "moe", "AY", (4, 2)),
-        ("decode", "moe-scatter", "ZAY", (2, 2, 2)),
+        pytest.param("decode", "moe-scatter", "ZAY", (2, 2, 2), marks=pytest.mark.slow),
         pytest.param("decode", "mlp", "XY", (2, 4), marks=pytest.mark.slow),
         pytest.param("decode", "unembed", "Y", (8,), marks=pytest.mark.slow),
         ("prefill", "attention-ring", "RW", (2, 4)),
-        ("prefill", "attention-gathered-kv", "bt", (2, 4)),
+        pytest.param("prefill", "attention-gathered-kv", "bt", (2, 4), marks=pytest.mark.slow),
         pytest.param("prefill", "mlp", "bd", (2, 4), marks=pytest.mark.slow),
         pytest.param("prefill", "moe", "eA", (4, 2), marks=pytest.mark.slow),
     ],
@@ -184,15 +193,20 @@ def test_larger_and_uneven_meshes(phase: str, name: str, letters: str, sizes: tu
     run_case(phase, name, letters, sizes)
 
 
-def test_two_axes_may_play_one_role_in_any_order() -> None:
+@pytest.mark.parametrize(
+    ("phase", "name", "letter"),
+    [
+        ("prefill", "attention-ring", "W"),
+        pytest.param("decode", "attention", "W", marks=pytest.mark.slow),
+        pytest.param("decode", "moe", "A", marks=pytest.mark.slow),
+    ],
+)
+def test_two_axes_may_play_one_role_in_any_order(phase: str, name: str, letter: str) -> None:
     """The order of the axes in a dim is the PartitionSpec's, not the mesh's; the ring's too."""
-    mesh = mesh_of(X=2, Y=4)
-    cases = (("prefill", "attention-ring", "W"), ("decode", "attention", "W"), ("decode", "moe", "A"))
-    for phase, name, letter in cases:
-        check_equal(program_named(phase, name), True, {letter: ("Y", "X")}, mesh)
+    check_equal(program_named(phase, name), True, {letter: ("Y", "X")}, mesh_of(X=2, Y=4))
 
 
-@pytest.mark.parametrize("sequence", ["striped", "contiguous"])
+@pytest.mark.parametrize("sequence", ["striped", pytest.param("contiguous", marks=pytest.mark.slow)])
 def test_a_window_masks_and_a_cache_of_its_size_turns(sequence: str) -> None:
     """Decoding with S slots and a window of S equals attention over the last S tokens of a longer sequence."""
     sizes, steps = SIZES | {"B": 1, "S": 4, "T": 9}, 9

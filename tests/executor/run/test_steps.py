@@ -24,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZES = {"B": 8, "T": 8, "S": 16, "D": 16, "N": 16, "K": 8, "M": 2, "H": 4, "F": 16, "E": 8, "k": 2, "V": 16, "C": 8}
 MESHES = {"2x4": (2, 4), "8x1": (8, 1), "2x2x2": (2, 2, 2)}
+SOME = ["2x4", "8x1", pytest.param("2x2x2", marks=pytest.mark.slow)]
 Arrays = list[np.ndarray[Any, Any]]
 
 
@@ -141,7 +142,7 @@ COLLECTIVES = [
 ]
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", SOME)
 def test_collectives_only_move_data(name: str) -> None:
     """What is gathered, scattered, reduced, exchanged or sliced is the same whole array, in any order of axes."""
     check([(text, same) for text in COLLECTIVES if "Z" not in text or len(MESHES[name]) == 3], MESHES[name])
@@ -204,7 +205,7 @@ LOCAL: list[tuple[str, Callable[..., Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", SOME)
 def test_local_steps_equal_numpy(name: str) -> None:
     """Matmuls, element-wise steps, norms, routing and the vocabulary."""
     check(LOCAL, MESHES[name])
@@ -250,7 +251,9 @@ def test_ties_and_padding_in_argmax_and_topk(name: str) -> None:
 
 
 @pytest.mark.parametrize("sequence", ["striped", "contiguous"])
-@pytest.mark.parametrize("dims", ["B_X, S_Y, K, H", "B_X, K, S_Y, H", "S_Y, K, B_X, H"])
+@pytest.mark.parametrize(
+    "dims", ["B_X, S_Y, K, H", *(pytest.param(d, marks=pytest.mark.slow) for d in ("B_X, K, S_Y, H", "S_Y, K, B_X, H"))]
+)
 def test_append_writes_one_entry_at_the_position(dims: str, sequence: str) -> None:
     """The slot of each sequence's position changes, and nothing else, in every stored order of the axes."""
     rest = dims.replace("S_Y, ", "")
@@ -278,7 +281,9 @@ def dense(q: Any, k: Any, v: Any, q_pos: Any, k_pos: Any, window: int | None) ->
 
 
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize(("shape", "block"), [((2, 4), 512), ((4, 2), 3), ((1, 8), 2)])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((2, 4), 512), pytest.param((4, 2), 3, marks=pytest.mark.slow), ((1, 8), 2)]
+)
 def test_prompts_in_blocks_equal_whole_matrices(window: int | None, shape: tuple[int, int], block: int) -> None:
     """Gathered and rotating keys, in an order that is not that of positions, with blocks that do not divide."""
     whole = "Q[B_X, T_Y, K, M, H], Kg[B_X, S, K, H], Vg[B_X, S, K, H], pos[B_X, T_Y]"
@@ -296,11 +301,11 @@ def test_prompts_in_blocks_equal_whole_matrices(window: int | None, shape: tuple
 COMBINED = [
     ("AttendReduce_XY", "S_XY", "O[B, K, M, H]"),
     ("AttendScatter_XY", "S_XY", "O[B, K_YX, M, H]"),
-    ("AttendScatter_YX", "S_YX", "O[B_XY, K, M, H]"),
+    pytest.param("AttendScatter_YX", "S_YX", "O[B_XY, K, M, H]", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("sequence", ["striped", "contiguous"])
+@pytest.mark.parametrize("sequence", ["striped", pytest.param("contiguous", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("op", "cut", "out"), COMBINED)
 def test_softmaxes_over_shards_are_combined(op: str, cut: str, out: str, sequence: str) -> None:
     """Sequences shorter than a shard, too, and a cache that has turned."""
@@ -355,7 +360,7 @@ def moe_oracle(x: Any, w: Any, i: Any) -> Any:
     return x * (w * (i + 1)).sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", SOME)
 def test_dispatch_and_combine_are_inverse(name: str) -> None:
     """Each token comes back as the weighted sum of what its experts made of it; others' experts add nothing."""
     mesh = mesh_of(MESHES[name])

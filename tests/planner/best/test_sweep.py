@@ -67,7 +67,9 @@ def test_with_a_chip_each_slice_has_the_plan_of_its_best_batch() -> None:
     assert found.search.evaluations == every.search.evaluations
 
 
-@pytest.mark.parametrize("what", ["use_processes", "interrupt_processes", "plan_alike_in_processes"])
+@pytest.mark.parametrize(
+    "what", ["use_processes", "interrupt_processes", pytest.param("plan_alike_in_processes", marks=pytest.mark.slow)]
+)
 def test_processes_are_used_where_they_pay_and_give_what_is_ready(what: str) -> None:
     """In an interpreter that has not loaded JAX, whose threads forbid it: see the three functions."""
     code = f"import test_sweep; test_sweep.{what}()"
@@ -250,7 +252,10 @@ def test_an_interrupt_within_a_slice_leaves_its_best_so_far(monkeypatch: pytest.
     assert found.choices[1]
 
 
-@pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x8", "tpu7x:2x2x2"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("v5e:4x8", marks=pytest.mark.slow), pytest.param("v5p:4x4x8", marks=pytest.mark.slow), "tpu7x:2x2x2"],
+)
 def test_whole_axes_are_the_meshes_of_make_mesh(name: str) -> None:
     """No piece of a torus axis is smaller than the axis, and the best such plan is no better than the best of all."""
     slice_: Slice = parse_slice(name)

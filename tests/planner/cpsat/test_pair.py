@@ -43,7 +43,7 @@ from strategies.readers.specs import specs
 
 ONE_AXIS, TWO_AXES = ("h100:2", "tpu7x:1x1x1"), ("v5e:2x2", "v5p:2x2x1", "h100:4")
 SHARES = (None, 0.0, 0.3, 0.7)  # of the HBM between the least that a pair needs and what the fastest takes
-QUICK = (22, 43)
+QUICK = (pytest.param(22, marks=pytest.mark.slow), 43)
 MANY = range(56)
 
 
@@ -306,7 +306,9 @@ def test_the_best_of_many_pairs_is_that_of_all_pairs(seed: int) -> None:
     _check(seed)
 
 
-@pytest.mark.parametrize(("kind", "phase"), [("gqa", "decode"), ("mixed", "prefill")])
+@pytest.mark.parametrize(
+    ("kind", "phase"), [("gqa", "decode"), pytest.param("mixed", "prefill", marks=pytest.mark.slow)]
+)
 def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
     """On three mesh axes, rows drawn at random store what their programs say, in any order that a state stands for."""
     random, long = Random(7), 0

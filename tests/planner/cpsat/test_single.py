@@ -39,7 +39,7 @@ TINY = ("v5e:2x2", "v5p:2x2x1", "h100:8")
 SMALL = ("v5e:2x4", "v5p:2x2x2")
 SIXTEEN = ("v5e:4x4", "v5p:2x2x4")
 SHARES = (None, 0.1, 0.4, 0.8)  # of the HBM between the least that fits and what the fastest layout takes
-QUICK = (4, 9, 11, 15, 60, 63, 86)
+QUICK = (4, 15, 60, 63, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (9, 11, 86)))
 MANY = range(300)
 HARD = 9
 BRUTE_QUICK = [(1, 180), (1, 153)]  # (layer groups, seed): of the kept answers

@@ -62,8 +62,8 @@ def test_copies_may_win_where_the_cache_is_small() -> None:
     ("name", "slice_name", "batch", "ways"),
     [
         ("palm-8b", "v5e:4x4", 4, {"B": 4, "S": 4, "K": 1}),
-        ("llama-3.1-70b", "v5e:4x8", 2, {"B": 2, "S": 2, "K": 8}),
-        ("qwen3-30b-a3b", "v5e:4x4", 2, {"B": 2, "S": 2, "K": 4}),
+        pytest.param("llama-3.1-70b", "v5e:4x8", 2, {"B": 2, "S": 2, "K": 8}, marks=pytest.mark.slow),
+        pytest.param("qwen3-30b-a3b", "v5e:4x4", 2, {"B": 2, "S": 2, "K": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_the_hybrid_wins_where_few_long_sequences_meet_few_heads(

@@ -19,7 +19,7 @@ from strategies.notation import LayoutError
 from strategies.readers.bound import programs
 
 SLICES = ("v5e:2x2", "v5e:2x4", "v5p:2x2x1", "tpu7x:2x2x1", "h100:8")
-CASES = range(7)
+CASES = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 7))]
 
 
 def _case(seed: int) -> tuple[Problem, Model, list[Choice]]:

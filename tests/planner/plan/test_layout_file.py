@@ -25,7 +25,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]} {case[2]}")
+QUICK = ("mixtral-8x7b", "llama-3.1-8b", "gpt-oss-20b")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if case[0] in QUICK else pytest.mark.slow) for case in CASES],
+    ids=lambda case: f"{case[0]} {case[1]} {case[2]}",
+)
 def test_a_plan_is_what_its_own_layouts_give(case: tuple[str, str, str, int]) -> None:
     """Specs, steps, memory and cost of every plan follow from its mesh, residual and layouts alone."""
     model, slice_name, phase, batch = case

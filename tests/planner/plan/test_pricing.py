@@ -26,7 +26,7 @@ from strategies.notation import LayoutError
 from strategies.readers.cost import speeds
 
 SLICES = ("v5e:2x2", "v5p:2x2x1", "tpu7x:2x2x1", "h100:4", "v5e:2x4")
-CASES = range(14)
+CASES = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 14))]
 BATCH = 4096
 
 

@@ -83,7 +83,10 @@ def test_no_plan_beats_the_general_lower_bound(seed: int) -> None:
         assert choice.step_s * MORE >= bound_s
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "gpt-oss-20b", "palm-8b"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama-3.1-8b", "mixtral-8x7b", *(pytest.param(m, marks=pytest.mark.slow) for m in ("gpt-oss-20b", "palm-8b"))],
+)
 @pytest.mark.parametrize(("phase", "context"), [("decode", 8192), ("prefill", 2048)])
 def test_no_plan_of_a_real_model_beats_the_general_lower_bound(name: str, phase: str, context: int) -> None:
     """At no batch does the best plan of a real model take less than the general step time."""
@@ -193,6 +196,7 @@ for name, phase in (("qwen3-8b", "decode"), ("gpt-oss-20b", "prefill")):
 """
 
 
+@pytest.mark.slow
 def test_plans_are_the_same_bytes_under_any_hash_seed() -> None:
     """All JSON but the times is the same byte for byte in processes that order sets differently."""
     root = str(Path(__file__).parents[3])

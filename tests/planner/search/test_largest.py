@@ -103,7 +103,7 @@ def check_context(request: Query, most: int) -> list[int]:
     return fitting
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4])
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 3)), 4])
 def test_largest_batch_is_that_of_trying_every_batch(seed: int) -> None:
     """On toy problems whose memory binds, no larger batch fits and the one found does."""
     check_batch(toy(seed), 50)
@@ -155,7 +155,7 @@ def test_fitting_is_not_monotone_and_the_largest_batch_is_found() -> None:
 @pytest.mark.parametrize(
     ("phase", "window", "batch", "usable_bytes"),
     [
-        ("decode", None, 33, 9e4),
+        pytest.param("decode", None, 33, 9e4, marks=pytest.mark.slow),
         ("prefill", None, 3, 8e4),
         pytest.param("decode", 10, 33, 1.1e5, marks=pytest.mark.slow),
         pytest.param("prefill", 10, 3, 1.1e5, marks=pytest.mark.slow),

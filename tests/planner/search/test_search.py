@@ -76,9 +76,8 @@ def test_the_best_is_that_of_brute_force(groups: int, seed: int) -> None:
     _check(two_axes(groups, seed)[0], kept(groups, seed), 1)
 
 
-@pytest.mark.parametrize(
-    ("groups", "seed"), [case if case == (1, 180) else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "seed"), CASES)
 def test_kept_answers_are_those_of_brute_force(groups: int, seed: int) -> None:
     """Computed again they are the same; where prices have changed on purpose, see tests/oracles/answers.py."""
     again = computed(two_axes(groups, seed)[0])
@@ -143,7 +142,7 @@ def test_assignments_that_grow_axis_by_axis_are_all_that_run(seed: int, monkeypa
     assert counts[0] == counts[1] > 0
 
 
-@pytest.mark.parametrize("seed", [180, pytest.param(143, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in (180, 143)])
 def test_brute_force_adds_up_what_whole_layouts_cost(seed: int) -> None:
     """Layouts drawn at random cost what the oracle's shares sum to, or are illegal for both."""
     problem, model = bruteforce.toy_case(seed, TWO_AXES)

@@ -164,8 +164,8 @@ def test_weights_are_kept_twice_where_there_is_room_and_moved_where_there_is_not
 @pytest.mark.parametrize(
     "targets",
     [
-        (Targets(max_step_s=0.005), Targets(max_step_s=0.05)),
-        (Targets(max_ttft_s=0.1), Targets(max_ttft_s=1.0)),
+        pytest.param((Targets(max_step_s=0.005), Targets(max_step_s=0.05)), marks=pytest.mark.slow),
+        pytest.param((Targets(max_ttft_s=0.1), Targets(max_ttft_s=1.0)), marks=pytest.mark.slow),
         (Targets(max_chips=8), Targets(max_chips=24), Targets()),
         (Targets(min_tokens_per_s=50000), Targets(min_tokens_per_s=5000)),
     ],

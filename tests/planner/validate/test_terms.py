@@ -25,7 +25,9 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("reached", OTHERS)
+@pytest.mark.parametrize(
+    "reached", [OTHERS[0], *(pytest.param(reached, marks=pytest.mark.slow) for reached in OTHERS[1:])]
+)
 @pytest.mark.parametrize("name", ["llama3-70b-v5e16", "palm-540b-v4-64"])
 def test_terms_are_what_pricing_gives(name: str, reached: Reached) -> None:
     """Priced once at shares of 1 and evaluated at other constants, every point is as pricing has it there."""

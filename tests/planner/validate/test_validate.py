@@ -22,9 +22,15 @@ LLAMA, PALM, LAYER = "llama3-70b-v5e16", "palm-540b-v4-64", "v5e-layer-appendix-
 
 @pytest.fixture(scope="module")
 def scores() -> dict[str, SetScore]:
-    """What is found about every set but PaLM's, which takes searches."""
-    names = [name for name in set_names() if name != PALM]
+    """What is found about every set but Llama's and PaLM's, which take seconds."""
+    names = [name for name in set_names() if name not in (LLAMA, PALM)]
     return {one.name: one for one in validate(names).sets}
+
+
+@pytest.fixture(scope="module")
+def llama() -> SetScore:
+    """What is found about Llama-3-70B on 16 v5e."""
+    return validate([LLAMA]).sets[0]
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +44,10 @@ def found(score: SetScore) -> dict[tuple[str, str], Judged]:
     return {(target.what, target.of): target for target in score.targets}
 
 
-def test_llama_is_predicted_as_well_as_the_targets_say(scores: dict[str, SetScore]) -> None:
+@pytest.mark.slow
+def test_llama_is_predicted_as_well_as_the_targets_say(llama: SetScore) -> None:
     """Left out by (layout, batch): median at most 4%, worst at most 15%, no wrong pair, the winner of each batch."""
-    score = scores[LLAMA]
-    targets = found(score)
+    score, targets = llama, found(llama)
     assert len(score.points) == 24
     assert score.calibrations[0].configurations == 10
     assert targets["median", ""].found <= 0.04
@@ -54,6 +60,7 @@ def test_llama_is_predicted_as_well_as_the_targets_say(scores: dict[str, SetScor
     ]
 
 
+@pytest.mark.slow
 def test_palm_is_predicted_as_well_as_the_targets_say(palm: SetScore) -> None:
     """Left out by point: Table 2 within 15% each, D.3 within 15% median; weight-gathered XYZ first; near the best."""
     targets = found(palm)
@@ -106,15 +113,21 @@ def test_served_throughput_is_below_that_of_decoding_alone(scores: dict[str, Set
     assert all(point.predicted[CHIP] > point.measured for point in scores["llama2-v5e8-serving"].points)
 
 
-@pytest.mark.parametrize("name", [LLAMA, LAYER])
-def test_no_step_was_measured_below_the_lower_bound(name: str, scores: dict[str, SetScore]) -> None:
+def test_no_step_was_measured_below_the_lower_bound(scores: dict[str, SetScore]) -> None:
     """The data sheet's bound is one."""
-    assert all(point.predicted[BOUND] <= point.measured for point in scores[name].points)
+    assert all(point.predicted[BOUND] <= point.measured for point in scores[LAYER].points)
 
 
-def test_calibrated_predictions_do_not_know_their_own_measurement() -> None:
+@pytest.mark.slow
+def test_no_step_of_llama_was_measured_below_the_lower_bound(llama: SetScore) -> None:
+    """The same where the steps are of a whole model."""
+    assert all(point.predicted[BOUND] <= point.measured for point in llama.points)
+
+
+@pytest.mark.parametrize("name", [LAYER, pytest.param(LLAMA, marks=pytest.mark.slow)])
+def test_calibrated_predictions_do_not_know_their_own_measurement(name: str) -> None:
     """Changing a configuration's measurements leaves its calibrated predictions as they were."""
-    data = read_set(LLAMA)
+    data = read_set(name)
     assert isinstance(data, Steps)
     terms, start = terms_of_steps(data), default_of(parse_slice(data.slice))
     measured = np.array([point.seconds for point in data.points])
@@ -144,6 +157,12 @@ def test_calibrated_intervals_hold_the_constants(scores: dict[str, SetScore]) ->
         for one in score.calibrations:
             for name, (low, high) in one.intervals.items():
                 assert low <= getattr(one.reached, name) <= high
+
+
+@pytest.mark.slow
+def test_calibrated_intervals_of_whole_models_hold_the_constants(llama: SetScore, palm: SetScore) -> None:
+    """The same for Llama and PaLM."""
+    test_calibrated_intervals_hold_the_constants({LLAMA: llama, PALM: palm})
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -177,15 +196,24 @@ def test_command_prints_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| data set" in run(capsys, "validate", "--set", LAYER, "--format", "markdown")[1]
 
 
-def test_a_spoiled_measurement_gives_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "before", "after", "target"),
+    [
+        (LAYER, "knee = 240", "knee = 480", "knee"),
+        pytest.param(LLAMA, "step_s = 0.019920", "step_s = 0.039920", "worst", marks=pytest.mark.slow),
+    ],
+)
+def test_a_spoiled_measurement_gives_exit_code_1(
+    name: str, before: str, after: str, target: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A point that is not predicted within the stated errors fails the command, which says so."""
-    text = (MEASURED / f"{LLAMA}.toml").read_text("utf-8")
-    spoiled = text.replace("step_s = 0.019920", "step_s = 0.039920")
+    text = (MEASURED / f"{name}.toml").read_text("utf-8")
+    spoiled = text.replace(before, after)
     assert spoiled != text
-    (tmp_path / f"{LLAMA}.toml").write_text(spoiled, "utf-8")
+    (tmp_path / f"{name}.toml").write_text(spoiled, "utf-8")
     code, out, err = run(capsys, "validate", "--data", str(tmp_path))
     assert (code, err) == (1, "")
-    assert "targets missed: llama3-70b-v5e16: worst" in out
+    assert f"targets missed: {name}: {target}" in out
 
 
 @pytest.mark.parametrize(
@@ -218,6 +246,7 @@ def test_an_unknown_set_is_bad_input(capsys: pytest.CaptureFixture[str], tmp_pat
     assert run(capsys, "validate", "--set", LAYER, "--format", "pdf")[0] == 2
 
 
+@pytest.mark.slow
 def test_svg_without_matplotlib_says_how_to_get_it(tmp_path: Path) -> None:
     """One line with the extra to install, exit code 2, and no file."""
     code = (
