@@ -283,7 +283,8 @@ def test_groups_run_one_after_the_other() -> None:
     }
 
 
-@pytest.mark.parametrize("name", some(ALONE, "moe"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
 def test_decoding_prompts_of_different_length_equals_each_alone(name: str) -> None:
     """What stands behind a prompt in a batch of longer ones changes nothing."""
     model = ALONE[name]

@@ -236,7 +236,8 @@ def test_the_cache_is_updated_in_place() -> None:
     assert memory.temp_size_in_bytes < cache / 4
 
 
-@pytest.mark.parametrize("phase", ["decode", pytest.param("prefill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_an_engine_stores_what_its_plan_says(phase: str) -> None:
     """Shapes, dtypes and PartitionSpecs of a searched plan; random weights and an empty cache run."""
     model = model_of(QWEN, MOE)
