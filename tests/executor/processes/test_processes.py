@@ -399,11 +399,12 @@ with joined(Hosts(coordinator=sys.argv[1], processes=2, process_id=int(sys.argv[
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "line"),
     [
         (0, "process 0, the coordinator, ended before this one was done"),
-        pytest.param(1, "process 1 ended before it was done, or answers no more", marks=pytest.mark.slow),
+        (1, "process 1 ended before it was done, or answers no more"),
     ],
 )
 def test_when_a_process_dies_the_other_says_so(victim: int, line: str, folder: Path, address: str) -> None:
