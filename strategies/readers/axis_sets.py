@@ -111,9 +111,26 @@ def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
     >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
     {'X': [[5]], 'Y': [[0]]}
     """
-    number = np.arange(axes)
-    members = {axis: np.isin(number, list(numbers)) for axis, numbers in playing.items()}
-    return Plays(halves(number[None].astype(np.int8)), members).masks
+    return _MasksOfOne({axis: sum(1 << number for number in numbers) for axis, numbers in playing.items()}, axes)
+
+
+class _MasksOfOne(Masks):
+    """Those of one row: sets are numbers, and no pattern is looked for, which many rows share."""
+
+    def __init__(self, sets: Mapping[str, int], axes: int) -> None:
+        number = np.arange(axes)
+        members = {axis: (mask >> number & 1).astype(np.bool_) for axis, mask in sets.items()}
+        super().__init__(Plays(halves(number[None].astype(np.int8)), members))
+        self.sets = sets
+
+    def union(self, axes: Axes) -> Ints:
+        """The mesh axes that play any of these: [1, 1]."""
+        if axes not in self._found:
+            mask = 0
+            for axis in axes:
+                mask |= self.sets[axis]
+            self._found[axes] = np.array([[mask]], dtype=np.int64)
+        return self._found[axes]
 
 
 class Plays:
