@@ -162,11 +162,12 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
     """The options of a command that searches; those that were not given are left out of the keywords."""
     rest = {name: value for name, value in given.items() if value is not None and value != ()}
     targets = Targets(**{name: rest.pop(name) for name in LIMITS if name in rest})
+    cuts = commandline.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))
     return Asked(
         model=rest.pop("model"),
         slices=rest.pop("slices", ()),
         progress=rest.pop("progress"),
         output=rest.pop("output", None),
         style=rest.pop("style"),
-        options=rest | {"targets": targets, "cuts": commandline.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))},
+        options=rest | {"targets": targets, "cuts": cuts},
     )

@@ -7,7 +7,7 @@ slices (values or names, one or several), what is particular to each, and keywor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -62,7 +62,7 @@ def query(model: Named, slices: Slices = (), **options: Unpack[PlanOptions]) -> 
 
     With `chips` only the best batch of each slice will have a plan. Raises InputError on bad input.
     """
-    best = {name: options[name] for name in _BEST if name in options}  # type: ignore[literal-required]
+    best = {name: value for name, value in options.items() if name in _BEST}
     rest = {name: value for name, value in options.items() if name not in _BEST}
     batch, num_slices = options.get("batch"), options.get("num_slices", 1)
     if num_slices != 1 and batch is not None and not isinstance(batch, str):
@@ -73,6 +73,17 @@ def query(model: Named, slices: Slices = (), **options: Unpack[PlanOptions]) -> 
 
 
 _BEST = ("objective", "top", "num_slices", "solver", "solver_seconds")
+
+
+def _query(
+    model: Named | Query, slices: Slices, options: Mapping[str, object], build: Callable[[Named], Query]
+) -> Query:
+    """The query itself, which stands for all words, or the one that these build; raises `TypeError` on both."""
+    if not isinstance(model, Query):
+        return build(model)
+    if slices or options:
+        raise TypeError("a Query says all that is asked; expected no slices and no options beside it")
+    return model
 
 
 def plan(
@@ -86,7 +97,7 @@ def plan(
     """
     from planner.best.solve import make_plan
 
-    return make_plan(model if isinstance(model, Query) else query(model, slices, **options), progress)
+    return make_plan(_query(model, slices, options, lambda named: query(named, slices, **options)), progress)
 
 
 def pareto(
@@ -100,8 +111,8 @@ def pareto(
     from planner.frontier.pareto import make_frontier
 
     auto: QueryOptions = {"batch": "auto"}
-    query = model if isinstance(model, Query) else query_of(model, slices, auto | options)
-    return make_frontier(query, progress)
+    asked = _query(model, slices, options, lambda named: query_of(named, slices, auto | options))
+    return make_frontier(asked, progress)
 
 
 def fits(
@@ -114,8 +125,8 @@ def fits(
     from planner.fits.fits import make_fits
 
     one: QueryOptions = {"batch": 1}
-    query = model if isinstance(model, Query) else query_of(model, slices, one | options)
-    return make_fits(query, progress)
+    asked = _query(model, slices, options, lambda named: query_of(named, slices, one | options))
+    return make_fits(asked, progress)
 
 
 class ServeOptions(SearchOptions, total=False):
@@ -235,8 +246,8 @@ def price(
 
     given = Given(options)
     work, _ = given.work()
-    at = slice_at(named_slice(slice_, given.take("chip_file")), given.take("constants") or "chip")
-    programs = programs_of(given.take("programs") or ())
+    at = slice_at(named_slice(slice_, given.take("chip_file")), given.take("constants", "chip"))
+    programs = programs_of(given.take("programs", ()))
     given.finish()
     return price_given(model_of(model), at, work, Path(layout), programs, pick)
 

@@ -105,7 +105,9 @@ class Query:
 
     def at(self, *batches: int, context: int | None = None) -> Query:
         """The same at these batches, each of every slice."""
-        work = msgspec.structs.replace(self.work, batches=batches, context=context or self.work.context)
+        work = msgspec.structs.replace(
+            self.work, batches=batches, context=self.work.context if context is None else context
+        )
         return replace(self, work=work, auto=False)
 
 
@@ -180,7 +182,7 @@ def query_of(
     Raises `InputError` on bad input, and `TypeError` on a keyword that is not known.
     """
     given = Given(options, set(best) - {"per_slice"})
-    targets = given.take("targets") or Targets()
+    targets = given.take("targets", Targets())
     named = given.slices(slices, targets)
     work, auto = given.work()
     query = Query(
@@ -190,9 +192,9 @@ def query_of(
         auto=auto,
         fixed=fixed_roles(given.take("fix")),
         targets=targets,
-        prices=given.take("prices") or {},
-        programs=programs_of(given.take("programs") or ()),
-        cuts=given.take("cuts") or TWO,
+        prices=given.take("prices", {}),
+        programs=programs_of(given.take("programs", ())),
+        cuts=given.take("cuts", TWO),
         workers=given.take("workers"),
         **best,
     )
@@ -207,10 +209,11 @@ class Given:
     options: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
 
-    def take(self, name: str) -> Any:
-        """The value of a keyword; None where it was not given."""
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of a keyword; the default where it was not given, or is None."""
         self.taken.add(name)
-        return self.options.get(name)
+        value = self.options.get(name)
+        return default if value is None else value
 
     def finish(self) -> None:
         """Raise `TypeError` on a keyword that nothing took."""
@@ -221,35 +224,35 @@ class Given:
 
     def slices(self, named: Sequence[Slice | str] | Slice | str, targets: Targets) -> tuple[Slice, ...]:
         """The named slices, and every legal one of the chips."""
-        chips = self.take("chips") or ()
+        chips = self.take("chips", ())
         return chosen_slices(
             [named] if isinstance(named, str | Slice) else named,
             [chips] if isinstance(chips, str) else chips,
             self.take("chip_counts"),
             chip_file=self.take("chip_file"),
-            constants=self.take("constants") or "chip",
+            constants=self.take("constants", "chip"),
             most_chips=targets.max_chips,
         )
 
     def dtypes(self) -> Dtypes:
         """The dtypes; compute is by default the activations'."""
-        activations = self.take("activations") or "bf16"
+        activations = self.take("activations", "bf16")
         return Dtypes(
-            weights=self.take("weights") or "bf16",
-            kv=self.take("kv") or "bf16",
+            weights=self.take("weights", "bf16"),
+            kv=self.take("kv", "bf16"),
             activations=activations,
-            compute=self.take("compute") or activations,
+            compute=self.take("compute", activations),
         )
 
     def work(self) -> tuple[Workload, bool]:
         """The step that is asked about, and whether its batches are to be found."""
-        phase, context = self.take("phase") or "decode", self.take("context")
+        phase = self.take("phase", "decode")
         batches, auto = batches_of(self.take("batch"), phase)
         return (
             Workload(
                 phase=phase,
                 batches=batches,
-                context=CONTEXT if context is None else context,
+                context=self.take("context", CONTEXT),
                 dtypes=self.dtypes(),
             ),
             auto,

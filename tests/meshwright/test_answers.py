@@ -44,6 +44,25 @@ def test_a_keyword_that_is_not_known_is_named() -> None:
         meshwright.plan("llama-3.1-8b", "v5e:2x2", batches=[16])  # type: ignore[call-arg]
 
 
+def test_a_query_takes_no_words_beside_it() -> None:
+    """They would be lost: what is asked is said once."""
+    query = meshwright.query("llama-3.1-8b", "v5e:2x2", batch=16)
+    for ask in (meshwright.plan, meshwright.pareto, meshwright.fits):
+        with pytest.raises(TypeError, match="a Query says all that is asked"):
+            ask(query, batch=8)
+        with pytest.raises(TypeError, match="a Query says all that is asked"):
+            ask(query, "v5e:2x4")
+
+
+@pytest.mark.parametrize("word", ["weights", "kv", "activations", "compute", "phase", "cuts", "constants"])
+def test_an_empty_word_is_bad_input_and_no_default(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what was not given has a default; the command says so in one line."""
+    with pytest.raises(meshwright.InputError, match=r"''"):
+        meshwright.query("llama-3.1-8b", "v5e:2x2", **{word: ""})  # type: ignore[misc]
+    assert meshwright.main(["plan", "llama-3.1-8b", "--slice", "v5e:2x2", f"--{word}", ""]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_answers_are_short_where_they_are_shown(plans: meshwright.Plans) -> None:
     """A `repr` is one short line; in a notebook there is a table; `report` and `explain` are the commands' texts."""
     assert repr(plans).startswith("<Plans by throughput: Plan: llama-3.1-8b on v5e:2x2, decode, batch 16, context 1024")
