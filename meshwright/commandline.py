@@ -323,14 +323,14 @@ def quota(texts: Sequence[str]) -> dict[str, int]:
 _QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
 
 
-def traffic(texts: Sequence[str]) -> dict[str, float]:
+def traffic(texts: Sequence[str]) -> dict[str, Any]:
     """The numbers of `--traffic`, in any order.
 
     >>> traffic(["requests_per_s=20,input=2000,output=300"])
     {'requests_per_s': 20.0, 'input': 2000, 'output': 300}
     """
     read = {"requests_per_s": number, "input": whole, "output": whole}
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for word, name, value in _pairs("--traffic", texts, _TRAFFIC):
         if name not in read or name in found:
             raise InputError(f"--traffic {word}: {'given twice' if name in found else 'not known'}; {_TRAFFIC}")

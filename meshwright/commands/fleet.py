@@ -54,6 +54,7 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
     from meshwright.reports.fleet import report
     from planner.api import fleet as run
     from planner.best.nothing import NothingFits
+    from planner.plan.file_fleet import Traffic
 
     try:
         with progress_line(asked.progress) as say:
