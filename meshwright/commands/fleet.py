@@ -59,7 +59,11 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
     try:
         with progress_line(asked.progress) as say:
             found = run(
-                asked.model, commandline.quota(quota), commandline.traffic(traffic), progress=say, **asked.options
+                asked.model,
+                commandline.quota(quota),
+                Traffic(**commandline.traffic(traffic)),
+                progress=say,
+                **asked.options,
             )
     except NothingFits as nothing:
         return _show_nothing(nothing, asked.style)
