@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mesh.errors import InputError
-from meshwright.reports.text import Block, Table
+from meshwright.reports.text import Block, TextTable
 
 SCHEMAS = {
     "plan": "planner.plan.planfile:PlanFile",
@@ -32,7 +32,7 @@ def fields(schema: Mapping[str, Any]) -> Sequence[Block]:
     """One line per field of the schema."""
     rows = [row for name, of in schema["$defs"].items() for row in _rows(name, of)]
     title = schema["$ref"].rsplit("/", 1)[-1]
-    return [Table(f"Fields of the file, which is a {title}", ("object", "field", "type", "required"), rows)]
+    return [TextTable(f"Fields of the file, which is a {title}", ("object", "field", "type", "required"), rows)]
 
 
 def _rows(name: str, of: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

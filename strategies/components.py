@@ -22,7 +22,7 @@ IDLE = "-"
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedProgram:
     """A checked program and what it asks of sizes."""
 
     program: Program
@@ -34,7 +34,7 @@ class Body:
     """One way to run a component: its program (for the vocabulary two, which share their roles)."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[CheckedProgram, ...]
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -95,21 +95,21 @@ class Component:
         raise InputError(f"{self.name} has no program '{name}'; known: {', '.join(b.name for b in self.bodies)}")
 
 
-def entry_parts(component: Component, phase: str) -> tuple[Part, ...]:
+def entry_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
     """The glue from the residual to a component's input."""
     if component.kind == "vocab" and phase == "prefill":
         return (_part(glue.last_position()), _part(glue.entry(phase, True, component.norm)))
     return (_part(glue.entry(phase, False, component.norm)),)
 
 
-def exit_parts(component: Component, phase: str) -> tuple[Part, ...]:
+def exit_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
     """The glue from a component's output back to the residual."""
     return (_part(glue.leave(phase, component.kind != "vocab")),)
 
 
 @cache
-def _part(program: Program) -> Part:
-    return Part(program, check(program))
+def _part(program: Program) -> CheckedProgram:
+    return CheckedProgram(program, check(program))
 
 
 def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> tuple[Component, ...]:
@@ -164,7 +164,7 @@ def _component(
 
 
 @cache
-def _specialised(program: Program, met: frozenset[str]) -> Part:
+def _specialised(program: Program, met: frozenset[str]) -> CheckedProgram:
     return _part(specialise(program, met))
 
 

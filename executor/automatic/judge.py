@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from executor.compiler.expected import Promise, promises, widths
+from executor.compiler.expected import ExpectedCollective, promises, widths
 from executor.compiler.hlo import Collective, collectives, sent_share
-from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
+from executor.compiler.rewrites import CollectiveDiff, Difference, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, verdict
 from planner.plan.plan import Plan
 
@@ -35,7 +35,7 @@ def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str
     return verdict(level, mode, len(promised) + 1, findings, notes)
 
 
-def _parts(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
+def _parts(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
     """The layers, and the vocabulary."""
     for vocab in (False, True):
         ours = [p for p in promised if (_component(p) == "vocab") == vocab]
@@ -43,7 +43,7 @@ def _parts(promised: Sequence[Promise], found: Sequence[Collective], sizes: Size
         yield _Part(_compared(ours, theirs, sizes), sizes)
 
 
-def _compared(promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes) -> Comparison:
+def _compared(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
     """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
     names = list(dict.fromkeys(map(_component, promised)))
     nameless, parts = [c for c in found if _component_of(c) not in names], []
@@ -54,7 +54,7 @@ def _compared(promised: Sequence[Promise], found: Sequence[Collective], sizes: S
         parts.append(compare_collectives(ours, theirs + [c for c in nameless if id(c) not in unused], sizes))
         nameless = [c for c in nameless if id(c) in unused]
     parts.append(compare_collectives((), nameless, sizes))
-    return Comparison(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
+    return CollectiveDiff(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
 
 
 def _in_vocab(c: Collective) -> bool:
@@ -62,7 +62,7 @@ def _in_vocab(c: Collective) -> bool:
     return tensor_of(c).startswith("vocab/") or ("/while/body" not in c.op_name and c.runs == 1)
 
 
-def _of_promise(p: Promise, sizes: Sizes) -> float:
+def _of_promise(p: ExpectedCollective, sizes: Sizes) -> float:
     return p.runs * (p.elements * p.width * sent_share(p.kind, prod(sizes[a] for a in p.axes)))
 
 
@@ -70,7 +70,7 @@ def _of_collective(c: Collective) -> float:
     return (c.runs or 1) * (c.nbytes * sent_share(c.kind, len(c.groups[0]) if c.groups else 2))
 
 
-def _promised_bytes(promised: Sequence[Promise], sizes: Sizes) -> float:
+def _promised_bytes(promised: Sequence[ExpectedCollective], sizes: Sizes) -> float:
     return sum(_of_promise(p, sizes) for p in promised)
 
 
@@ -92,14 +92,14 @@ def _scopes(name: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Lot:
+class _Unmatched:
     """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
 
     items: tuple[Difference | Rewrite, ...]
     sizes: Sizes
 
     @cached_property
-    def promised(self) -> tuple[Promise, ...]:
+    def promised(self) -> tuple[ExpectedCollective, ...]:
         """What was priced."""
         return tuple(dict.fromkeys(p for one in self.items for p in one.promised))
 
@@ -119,7 +119,7 @@ class _Lot:
         twice = _promised_bytes([p for p in self.promised if self._may_double(p)], self.sizes)
         return self.extra - twice - (SLACK - 1) * _promised_bytes(self.promised, self.sizes)
 
-    def _may_double(self, p: Promise) -> bool:
+    def _may_double(self, p: ExpectedCollective) -> bool:
         reduced = [c for c in self.found if c.kind == "AllReduce" and c.axes(self.sizes) == p.axes]
         as_sum = p.kind == "AllGather" and sum(c.elements for c in reduced) == p.elements
         return p.kind == "ReduceScatter" or as_sum
@@ -150,10 +150,10 @@ class _Lot:
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
-def _joined(lots: Sequence[_Lot], rest: _Lot) -> list[_Lot]:
+def _joined(lots: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
     """What is left may be well together with lots of the same tensors: a reduction over other axes in two parts."""
     near = [lot for lot in lots if lot.tensors & rest.tensors]
-    both = _Lot(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
+    both = _Unmatched(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
     if rest.excess > 0 >= both.excess:
         return [*(lot for lot in lots if lot not in near), both]
     return [*lots, rest]
@@ -163,7 +163,7 @@ def _joined(lots: Sequence[_Lot], rest: _Lot) -> list[_Lot]:
 class _Part:
     """What came of one part of the step."""
 
-    outcome: Comparison
+    outcome: CollectiveDiff
     sizes: Sizes
 
     @cached_property
@@ -172,17 +172,17 @@ class _Part:
         return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.promised, self.sizes)]
 
     @cached_property
-    def _lots(self) -> list[_Lot]:
+    def _lots(self) -> list[_Unmatched]:
         """Those that are well by themselves, and last what is left of all."""
         left: list[Difference | Rewrite] = [*self.outcome.differences]
         left += [r for r in self.outcome.rewrites if r not in self._kept]
         groups: dict[object, list[Difference | Rewrite]] = {}
         for one in left:
             groups.setdefault(_about(one, self.sizes), []).append(one)
-        lots = [_Lot(tuple(items), self.sizes) for items in groups.values()]
+        lots = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
         well = [lot for lot in lots if lot.promised and lot.found and lot.excess <= 0]
         rest = tuple(one for lot in lots if lot not in well for one in lot.items)
-        return _joined(well, _Lot(rest, self.sizes))
+        return _joined(well, _Unmatched(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
         """What is sent too much."""
@@ -201,7 +201,7 @@ def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...
     return _component_of(one.found[0]), one.found[0].axes(sizes)
 
 
-def _component(p: Promise) -> str:
+def _component(p: ExpectedCollective) -> str:
     return p.text.split(":")[0]
 
 
@@ -209,7 +209,7 @@ def _component_of(c: Collective) -> str:
     return tensor_of(c).split("/")[0]
 
 
-def _written(p: Promise) -> set[str]:
+def _written(p: ExpectedCollective) -> set[str]:
     """The tensors that a priced step writes, with their component."""
     return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
 
@@ -230,7 +230,7 @@ def _told(c: Collective, sizes: Sizes) -> str:
     return f"{_short(c, sizes)} ({_mb(_of_collective(c))}; op {c.op_name or c.name})"
 
 
-def _priced(p: Promise, sizes: Sizes) -> str:
+def _priced(p: ExpectedCollective, sizes: Sizes) -> str:
     return (
         f"{p.kind} over {''.join(p.axes)} of {p.elements:.0f}, {p.runs} times ({_mb(_of_promise(p, sizes))}; {p.text})"
     )

@@ -16,7 +16,7 @@ from executor.run.context import Array, untyped
 from executor.run.engine import Engine, engine_of
 from executor.run.interpret import PartitionSpec, spec
 from executor.run.model_step import logits_of
-from executor.run.runnable import Options, Unit
+from executor.run.runnable import RunnableComponent, RunOptions
 from strategies.readers.specs import TensorSpec
 
 Constraints = Mapping[str, TensorSpec]  # by group/component/tensor
@@ -35,7 +35,7 @@ class Automatic(Engine):
     def _plain(self) -> Plain:
         return Plain(self.model, self.units, self._placed, self._parts)
 
-    def _placed(self, unit: Unit, name: str, dims: str, x: Array) -> Array:
+    def _placed(self, unit: RunnableComponent, name: str, dims: str, x: Array) -> Array:
         """`x` where the constraints of that name for these dims want it, one after the other."""
         for asked in self._asked.get(f"{_group(unit)}/{name}", ()):
             if sorted(asked.dims) == sorted(dims):
@@ -44,7 +44,7 @@ class Automatic(Engine):
                 x = untyped.with_sharding_constraint(x, where)
         return x
 
-    def _parts(self, unit: Unit, name: str) -> int:
+    def _parts(self, unit: RunnableComponent, name: str) -> int:
         asked = self._asked.get(f"{_group(unit)}/{name}", ())
         return next((spec_.shape[0] for spec_ in asked if spec_.dims[0] == "U"), 1)
 
@@ -78,12 +78,14 @@ class Automatic(Engine):
         return self._compiled[key]
 
 
-def automatic_engine(loaded: Loaded, mesh: Mesh, constraints: Constraints, options: Options | None = None) -> Automatic:
+def automatic_engine(
+    loaded: Loaded, mesh: Mesh, constraints: Constraints, options: RunOptions | None = None
+) -> Automatic:
     """The engine of a plan in automatic mode, under these constraints."""
     made = engine_of(loaded, mesh, options)
     return Automatic(made.model, made.work, made.mesh, made.units, made.options, constraints)
 
 
-def _group(unit: Unit) -> str:
+def _group(unit: RunnableComponent) -> str:
     """Where the plan has the constraints of a component."""
     return f"{','.join(map(str, unit.component.groups)) or 'model'}/{unit.name}"

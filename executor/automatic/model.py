@@ -20,14 +20,18 @@ from executor.automatic.attention import attend, rope, update
 from executor.automatic.moe import combined, dispatched, routed, slots_of
 from executor.run.context import Array, Context, subscripts, wide
 from executor.run.prompts import stored_slots
-from executor.run.runnable import Stored, Unit
+from executor.run.runnable import RunnableComponent, Stored
 from executor.run.steps_attention import last_written
 from strategies.models.models import LayerGroup, Model
 
 Tree = dict[str, dict[str, Array]]
 Weights = Mapping[str, Array]
-Place = Callable[[Unit, str, str, Array], Array]  # (unit, tensor, dims, array) -> the array where it belongs
-Parts = Callable[[Unit, str], int]  # (unit, tensor) -> of how many parts, a first dim U, it is wanted as a partial sum
+Place = Callable[
+    [RunnableComponent, str, str, Array], Array
+]  # (unit, tensor, dims, array) -> the array where it belongs
+Parts = Callable[
+    [RunnableComponent, str], int
+]  # (unit, tensor) -> of how many parts, a first dim U, it is wanted as a partial sum
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,12 @@ class Plain:
     """A model's steps; `ends` and `pos` as in `executor.run.model_step`."""
 
     model: Model
-    units: tuple[Unit, ...]
+    units: tuple[RunnableComponent, ...]
     place: Place
     parts: Parts
 
     @property
-    def vocab(self) -> Unit:
+    def vocab(self) -> RunnableComponent:
         """The vocabulary."""
         return next(u for u in self.units if u.component.kind == "vocab")
 
@@ -105,14 +109,14 @@ class Plain:
         return R, cache, made
 
 
-def _of_layer(unit: Unit, name: str, x: Array, layer: Array) -> Array:
+def _of_layer(unit: RunnableComponent, name: str, x: Array, layer: Array) -> Array:
     """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
     with jax.named_scope(f"{unit.name}/{_made_of(unit, name)}"):
         found: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
         return found
 
 
-def _made_of(unit: Unit, weight: str) -> str:
+def _made_of(unit: RunnableComponent, weight: str) -> str:
     """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the glue reads."""
     for step in (step for body in unit.bodies for step in body.steps):
         names = [t.name for t in step.inputs]
@@ -128,7 +132,7 @@ class Ops:
     """One component on a residual stream of dims `dims`."""
 
     plain: Plain
-    unit: Unit
+    unit: RunnableComponent
     dims: str
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from executor.calibrate.link_fit import Fit, Sample, link_fits, unit_rates
+from executor.calibrate.link_fit import LinkFit, LinkSample, link_fits, unit_rates
 from executor.clock import median_seconds
 from executor.devices import Unavailable, memory_bytes, platform_devices, prepare_environment
 from executor.run.interpret import PartitionSpec
@@ -69,7 +69,7 @@ class Calibration(Value, frozen=True, kw_only=True):
     """What `calibrate` found. `launch_s`, of a program, is in no chip and in no price: a step has one."""
 
     chip: Chip
-    fits: tuple[Fit, ...]
+    fits: tuple[LinkFit, ...]
     launch_s: float
 
 
@@ -150,14 +150,14 @@ def _without(seconds: float, launch_s: float) -> float:
     return max(seconds - launch_s, seconds / 2)
 
 
-def matmul_fit(mesh: Mesh, name: str, effort: Effort, launch_s: float) -> Fit:
+def matmul_fit(mesh: Mesh, name: str, effort: Effort, launch_s: float) -> LinkFit:
     """FLOP/s of one device in a dtype: the best over sizes of square matmuls, all devices at once."""
     rates = {n: 2 * n**3 / matmul_s(mesh, name, n, n, launch_s, runs=4, repeats=effort.repeats) for n in effort.matmuls}
     note = "best of " + ", ".join(f"n={n} {rate:.3g}" for n, rate in rates.items())
-    return Fit(name=f"flops_per_s.{name}", value=max(rates.values()), unit="FLOP/s", note=note)
+    return LinkFit(name=f"flops_per_s.{name}", value=max(rates.values()), unit="FLOP/s", note=note)
 
 
-def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> Fit:
+def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> LinkFit:
     """Bytes/s that one device reads, all at once: a sum over an array, or a vector times a matrix; the better one."""
     side, runs = int((effort.stream_bytes / 4) ** 0.5), 4
     sums = on_all(mesh, lambda x: lax.fori_loop(0, runs, lambda _, s: jnp.sum(x + s), 0.0), (side, side))
@@ -168,18 +168,18 @@ def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> Fit:
     rates = {name: 4 * side * side / each for name, each in seconds.items()}
     others = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
     note = f"best of {others}; {4 * side * side / 1e6:.0f} MB per device"
-    return Fit(name="hbm_bytes_per_s", value=max(rates.values()), unit="bytes/s", note=note)
+    return LinkFit(name="hbm_bytes_per_s", value=max(rates.values()), unit="bytes/s", note=note)
 
 
-def launch_fit(mesh: Mesh, effort: Effort) -> Fit:
+def launch_fit(mesh: Mesh, effort: Effort) -> LinkFit:
     """Seconds from the call of a program that does next to nothing on all devices to its end."""
     run = on_all(mesh, lambda x: x + 1, (8,))
-    return Fit(
+    return LinkFit(
         name="launch_s", value=median_seconds(run, 8 * effort.repeats), unit="s", note="of a program: not priced"
     )
 
 
-def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _: None) -> Iterator[Sample]:
+def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _: None) -> Iterator[LinkSample]:
     """Every kind over groups of several sizes and of all devices; all groups at once."""
     for n in sorted({mesh.size, *(n for n in effort.groups if n <= mesh.size and mesh.size % n == 0)}):
         grouped = Mesh(mesh.devices.reshape(-1, n), ("others", "x"), axis_types=(AxisType.Auto,) * 2)
@@ -188,7 +188,7 @@ def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _
             yield from (_sample(grouped, kind, nbytes, effort) for nbytes in effort.collectives)
 
 
-def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> Sample:
+def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> LinkSample:
     """V is of the gathered array, so n times what a device holds in an AllToAll; of a permute it is the shard."""
     n = mesh.shape["x"]
     each = max(1, round(nbytes / 4 / (n * n if kind == "AllToAll" else n)))  # a whole number of f32 on each device
@@ -196,7 +196,7 @@ def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> Sample:
     seconds = median_seconds(on_all(mesh, _chained(kind, n, effort.runs), (local,)), effort.repeats)
     per_byte, hops = unit_rates(kind, n)
     V = 4.0 * each * n * (n if kind == "AllToAll" else 1)
-    return Sample(kind=kind, runs=effort.runs, moved=V * per_byte, hops=hops, seconds=seconds)
+    return LinkSample(kind=kind, runs=effort.runs, moved=V * per_byte, hops=hops, seconds=seconds)
 
 
 def _chained(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
@@ -211,7 +211,7 @@ def _chained(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
     return lambda x: lax.fori_loop(0, runs, lambda _, y: once[kind](y), x)
 
 
-def made(name: str, mesh: Mesh, fits: Sequence[Fit]) -> Calibration:
+def made(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
     """The chip of these fits. One device has no link: its memory's bandwidth stands in, and the chip says so."""
     value = {fit.name: fit.value for fit in fits}
     device = mesh.devices.flat[0]
@@ -237,7 +237,7 @@ def made(name: str, mesh: Mesh, fits: Sequence[Fit]) -> Calibration:
     return Calibration(chip=chip, fits=tuple(fits), launch_s=value["launch_s"])
 
 
-def _sources(fits: Sequence[Fit], how: str) -> dict[str, str]:
+def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
     """What the chip file says of each measured field."""
     found: dict[str, str] = {}
     for fit in fits:

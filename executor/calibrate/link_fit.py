@@ -25,7 +25,7 @@ from strategies.kinds import KINDS
 from strategies.readers.rates import tabulate_rates
 
 
-class Fit(Value, frozen=True, kw_only=True):
+class LinkFit(Value, frozen=True, kw_only=True):
     """A constant, and how well it says what was measured: relative errors, the median and the one of 1 in 10.
 
     `points` = 1: it was read off one measurement, the best, and explains no other.
@@ -48,7 +48,7 @@ class Fit(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Sample:
+class LinkSample:
     """A program of `runs` collectives: `moved` is the bytes of one that W divides, `hops` its hops."""
 
     kind: str
@@ -71,14 +71,14 @@ def unit_rates(kind: str, n: int) -> tuple[float, float]:
     return float(table.s_per_byte[kind][1]), float(table.latency_s[kind][1])
 
 
-def link_fits(samples: Sequence[Sample], launch_s: float) -> tuple[Fit, ...]:
+def link_fits(samples: Sequence[LinkSample], launch_s: float) -> tuple[LinkFit, ...]:
     """W and the hop that all kinds share, which the chip has; then each kind's own, to show where they differ."""
     kinds = [kind for kind in KINDS if any(s.kind == kind for s in samples)]
     own = [_link_fit([s for s in samples if s.kind == kind], launch_s, f" of {kind}") for kind in kinds]
     return (*_link_fit(samples, launch_s, ""), *(fit for fits in own for fit in fits))
 
 
-def _link_fit(samples: Sequence[Sample], launch_s: float, of: str) -> tuple[Fit, Fit]:
+def _link_fit(samples: Sequence[LinkSample], launch_s: float, of: str) -> tuple[LinkFit, LinkFit]:
     work = np.array([[s.runs * s.moved, s.runs * s.hops] for s in samples])  # [samples, bytes and hops]
     seconds = np.array([s.seconds for s in samples])
 
@@ -90,7 +90,7 @@ def _link_fit(samples: Sequence[Sample], launch_s: float, of: str) -> tuple[Fit,
     logs = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x
     off = np.abs(np.expm1(errors(logs)))
     per_byte, hop_s = map(float, np.exp(logs))
-    link = Fit(
+    link = LinkFit(
         name=f"link_bytes_per_s{of}",
         value=1 / per_byte,
         unit="bytes/s",

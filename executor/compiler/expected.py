@@ -17,7 +17,7 @@ _TENSOR = re.compile(r"(\w+)\[")
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ExpectedCollective:
     """A priced collective: elements of one run, bytes of one element, how often it runs, and the step's text."""
 
     kind: str
@@ -30,7 +30,7 @@ class Promise:
 
 def promises(
     steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width, *, as_run: bool = False
-) -> list[Promise]:
+) -> list[ExpectedCollective]:
     """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape).
 
     `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
@@ -43,7 +43,7 @@ def promises(
                 each = width(step, comm)
                 text = f"{step.component}: {step.text}"
                 kind = (as_run and comm.runs_as) or comm.kind
-                found.append(Promise(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
+                found.append(ExpectedCollective(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
     return found
 
 

@@ -37,7 +37,7 @@ _WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Operand:
     """One operand of a collective: elements in the convention of the prices, and how it travels."""
 
     elements: int
@@ -63,7 +63,7 @@ class Collective:
     name: str
     op_name: str
     user_op_name: str = ""
-    parts: tuple[Part, ...]
+    parts: tuple[Operand, ...]
     groups: Groups
     pairs: tuple[tuple[int, int], ...] = ()
     runs: int | None = 1
@@ -191,9 +191,9 @@ def _moved(at: Computation, i: Instruction) -> list[Shape]:
     return arrays
 
 
-def _part(kind: str, shape: Shape, n: int) -> Part:
+def _part(kind: str, shape: Shape, n: int) -> Operand:
     whole = kind in KINDS and KINDS[kind].v_is_n_operands
-    return Part(shape.elements * (n if whole else 1), shape.dtype, shape.bits)
+    return Operand(shape.elements * (n if whole else 1), shape.dtype, shape.bits)
 
 
 def _emitter(i: Instruction) -> str | None:

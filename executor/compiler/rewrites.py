@@ -27,11 +27,11 @@ from itertools import chain, combinations, product
 from math import isclose
 
 from executor.compiler import matching as lots_
-from executor.compiler.expected import Promise
+from executor.compiler.expected import ExpectedCollective
 from executor.compiler.hlo import Collective
-from executor.compiler.matching import Lot, Lots, Rewrite, Sizes
+from executor.compiler.matching import Matching, Rewrite, Sizes, UnmatchedRun
 
-__all__ = ["Comparison", "Difference", "Rewrite", "compare_collectives"]
+__all__ = ["CollectiveDiff", "Difference", "Rewrite", "compare_collectives"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class Difference:
     """
 
     kind: str
-    promised: tuple[Promise, ...]
+    promised: tuple[ExpectedCollective, ...]
     found: tuple[Collective, ...]
     extra_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CollectiveDiff:
     """The outcome for one program; it holds unless there is a difference."""
 
     rewrites: tuple[Rewrite, ...]
@@ -61,20 +61,20 @@ class Comparison:
 
 
 def compare_collectives(
-    promised: Sequence[Promise], found: Sequence[Collective], sizes: Sizes, *, widens: bool = True
-) -> Comparison:
+    promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes, *, widens: bool = True
+) -> CollectiveDiff:
     """Compare on a mesh of these axis sizes (`mesh.shape`). `widens`: the compiler may, as CPU's does with bf16."""
-    want = [Lot(p.kind, p.axes, p.elements, p.width, p.runs, promise=p) for p in promised]
-    got, foreign = _found_lots(found, sizes, {(p.kind, p.axes, p.elements) for p in promised})
-    lots = Lots(sizes, want, got, widens)
+    want = [UnmatchedRun(p.kind, p.axes, p.elements, p.width, p.runs, promise=p) for p in promised]
+    got, foreign = _unmatched_found(found, sizes, {(p.kind, p.axes, p.elements) for p in promised})
+    lots = Matching(sizes, want, got, widens)
     for rule in RULES:
         rule(lots)
-    return Comparison(tuple(_together(lots.rewrites)), (*_left(lots), *foreign))
+    return CollectiveDiff(tuple(_together(lots.rewrites)), (*_left(lots), *foreign))
 
 
-def _found_lots(
+def _unmatched_found(
     found: Sequence[Collective], sizes: Sizes, promised: Container[tuple[str, tuple[str, ...], float]]
-) -> tuple[list[Lot], list[Difference]]:
+) -> tuple[list[UnmatchedRun], list[Difference]]:
     """A lot per operand; collectives over no mesh axes, or run an unknown number of times, are differences at once.
 
     Of an AllToAll (CPU passes its n shards), and where their sum was promised, all operands are one lot.
@@ -87,7 +87,7 @@ def _found_lots(
             continue
         whole = c.kind == "AllToAll" or (c.kind, axes, float(c.elements)) in promised
         for elements, width in [(c.elements, c.nbytes / c.elements)] if whole else _operands(c):
-            lots.append(Lot(c.kind, axes, float(elements), width, c.runs, collective=c))
+            lots.append(UnmatchedRun(c.kind, axes, float(elements), width, c.runs, collective=c))
     return lots, foreign
 
 
@@ -95,7 +95,7 @@ def _operands(c: Collective) -> list[tuple[int, float]]:
     return [(part.elements, part.bits / 8) for part in c.parts]
 
 
-def _left(lots: Lots) -> Iterator[Difference]:
+def _left(lots: Matching) -> Iterator[Difference]:
     for wants, gots in lots.by_key().values():
         kind = "changed" if wants and gots else "missing" if wants else "extra"
         yield Difference(kind, lots_.promised(wants), lots_.found(gots), lots.extra(wants, gots))
@@ -110,7 +110,7 @@ def _together(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
         yield Rewrite(same[0].kind, same[0].promised, same[0].found, sum(r.extra_bytes for r in same))
 
 
-def same(lots: Lots) -> None:
+def same(lots: Matching) -> None:
     """Equal kind, axes and elements; equal width first."""
     for exact in (True, False):
         for want in lots.want:
@@ -120,9 +120,9 @@ def same(lots: Lots) -> None:
                     lots.take("" if exact else "Widened" if got.width > want.width else "Narrowed", [want], [got])
 
 
-def merged(lots: Lots) -> None:
+def merged(lots: Matching) -> None:
     """Note which collectives do the work of several promises."""
-    did: dict[str, list[tuple[Lot, Lot]]] = defaultdict(list)
+    did: dict[str, list[tuple[UnmatchedRun, UnmatchedRun]]] = defaultdict(list)
     for want, got in lots.pairs:
         if got.collective and len(got.collective.parts) > 1:
             did[got.collective.name].append((want, got))
@@ -132,7 +132,7 @@ def merged(lots: Lots) -> None:
             lots.note("Merged", wants, gots, 0.0)
 
 
-def padded(lots: Lots) -> None:
+def padded(lots: Matching) -> None:
     """A ReduceScatter of padded shards: what lies across the real ones' borders is permuted there."""
     for want, got in lots.pairs:
         c = got.collective
@@ -144,7 +144,7 @@ def padded(lots: Lots) -> None:
                 lot.runs -= c.runs
 
 
-def _across(lots: Lots, scatter: Lot, c: Collective) -> Iterator[Lot]:
+def _across(lots: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
     """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
     seen = set()
     for lot in sorted(lots.got, key=lambda lot: lot.runs != c.runs):  # those that run as often come first
@@ -184,7 +184,7 @@ def _over_borders(elements: float, c: Collective, far: int) -> float:
     return max(b for _, b in spans) - min(a for a, _ in spans) if spans else 0.0
 
 
-def repeated(lots: Lots) -> None:
+def repeated(lots: Matching) -> None:
     """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
     first = {got.collective.name: (want, got) for want, got in lots.pairs if got.collective}
     for again in lots.got:
@@ -194,7 +194,7 @@ def repeated(lots: Lots) -> None:
             again.runs = 0
 
 
-def _alike(a: Lot, b: Lot) -> bool:
+def _alike(a: UnmatchedRun, b: UnmatchedRun) -> bool:
     """Whether b does what a did, for the same operation of the program, and no more often."""
     one, two = a.collective, b.collective
     if not one or not two or one.op_name != two.op_name or (two.runs or 0) > (one.runs or 0):
@@ -202,7 +202,7 @@ def _alike(a: Lot, b: Lot) -> bool:
     return (a.kind, a.axes, a.elements, a.width) == (b.kind, b.axes, b.elements, b.width)
 
 
-def reordered(lots: Lots) -> None:
+def reordered(lots: Matching) -> None:
     """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
     scatters = [lot for lot in lots.want if lot.kind == "ReduceScatter" and lot.promise and not lot.runs]
     for want in (lot for lot in lots.want if lot.kind == "AllReduce" and lot.runs and lot.promise):
@@ -212,7 +212,7 @@ def reordered(lots: Lots) -> None:
                     lots.take("Reordered", [want], [got])
 
 
-def _feeds(reduce: Lot, scatter: Lot) -> bool:
+def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
     """Whether a promised scatter takes, as often, what a promised AllReduce over other axes gives; by their texts."""
     a, b = reduce.promise, scatter.promise
     if not a or not b or a.runs != b.runs or a.elements != b.elements or {*a.axes} & {*b.axes}:
@@ -221,7 +221,7 @@ def _feeds(reduce: Lot, scatter: Lot) -> bool:
     return b.text.startswith(f"{component}: ") and b.text.endswith(f"({result})")
 
 
-def as_one(lots: Lots) -> None:
+def as_one(lots: Matching) -> None:
     """Another kind whose elements are the same number; equal runs first."""
     others = {
         "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
@@ -235,7 +235,7 @@ def as_one(lots: Lots) -> None:
                         lots.take(name, [want], [got])
 
 
-def as_two(lots: Lots) -> None:
+def as_two(lots: Matching) -> None:
     """An AllReduce as a ReduceScatter and an AllGather."""
     for want in (lot for lot in lots.want if lot.kind == "AllReduce"):
         for scatter in lots.open(want, "ReduceScatter", want.elements):
@@ -244,7 +244,7 @@ def as_two(lots: Lots) -> None:
                     lots.take("AsTwo", [want], [scatter, gather])
 
 
-def by_axes(lots: Lots) -> None:
+def by_axes(lots: Matching) -> None:
     """Over A and B: whole over A, and 1/|A| of it (an AllReduce: whole) over B."""
     for want in (lot for lot in lots.want if lot.kind in ("AllGather", "ReduceScatter", "AllReduce")):
         for part in chain.from_iterable(combinations(want.axes, k) for k in range(1, len(want.axes))):
@@ -256,7 +256,7 @@ def by_axes(lots: Lots) -> None:
                         lots.take("ByAxes", [want], [a, b])
 
 
-def as_permutes(lots: Lots) -> None:
+def as_permutes(lots: Matching) -> None:
     """An AllToAll of n as n - 1 shifts of 1/n of the local array."""
     for want in (lot for lot in lots.want if lot.kind == "AllToAll"):
         n = lots.ways(want.axes)
@@ -266,7 +266,7 @@ def as_permutes(lots: Lots) -> None:
             _spend(want, *shifts)
 
 
-def regrouped(lots: Lots) -> None:
+def regrouped(lots: Matching) -> None:
     """Other sizes over the same axes, and the same sum."""
     for wants, gots in lots.by_key().values():
         total = sum(lot.elements * lot.runs for lot in gots)
@@ -277,7 +277,7 @@ def regrouped(lots: Lots) -> None:
             _spend(*wants, *gots)
 
 
-def _spend(*lots: Lot) -> None:
+def _spend(*lots: UnmatchedRun) -> None:
     for lot in lots:
         lot.runs = 0
 

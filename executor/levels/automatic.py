@@ -20,7 +20,7 @@ from executor.levels.common import capacity_factor, check_supported, host_mesh
 from executor.levels.level import LevelOptions
 from executor.levels.shrink import F32, shrink
 from executor.loaded import Loaded
-from executor.run.runnable import Options
+from executor.run.runnable import RunOptions
 from executor.verdict import Finding, Level, verdict
 from executor.wording import gb
 from planner.plan.plan import Plan
@@ -50,7 +50,7 @@ def _judged(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence
     plan = loaded.plan
     constraints = plan.activation_specs if mode == AUTOMATIC.mode else {}
     kept = {name: spec for name, spec in constraints.items() if name.partition("@")[0] not in without}
-    engine = automatic_engine(loaded, mesh, kept, Options(capacity_factor=capacity_factor(plan)))
+    engine = automatic_engine(loaded, mesh, kept, RunOptions(capacity_factor=capacity_factor(plan)))
     step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
     try:
         made = compile_on(loaded.slice_, step, engine.abstract_arguments())

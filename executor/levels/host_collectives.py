@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
-from executor.compiler.expected import Promise, promises, widths
+from executor.compiler.expected import ExpectedCollective, promises, widths
 from executor.compiler.hlo import Collective, collectives
 from executor.compiler.rewrites import Difference, Rewrite, compare_collectives
 from executor.levels.common import MakeEngine, capacity_factor, check_supported, host_mesh, raised
@@ -19,7 +19,7 @@ from executor.levels.level import MANUAL, LevelOptions
 from executor.levels.shrink import shrink
 from executor.loaded import Loaded
 from executor.run.engine import engine_of
-from executor.run.runnable import Options
+from executor.run.runnable import RunOptions
 from executor.verdict import Finding, Level, verdict
 from planner.plan.plan import Plan
 
@@ -31,7 +31,7 @@ def host_collectives(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
     """The level of a plan, on its shrunken copy and in the plan's own dtypes."""
     check_supported(loaded.plan)
     small = shrink(loaded)
-    slots = Options(capacity_factor=capacity_factor(small.plan))
+    slots = RunOptions(capacity_factor=capacity_factor(small.plan))
     return check_collectives(small, host_mesh(small), options.mode, lambda one, mesh: engine_of(one, mesh, slots))
 
 
@@ -53,7 +53,7 @@ def compared(plan: Plan, mesh: Mesh, mode: str, text: str) -> Level:
     return verdict("collectives", mode, len(promised) + 1, findings, tuple(_notes(promised, outcome.rewrites)))
 
 
-def _notes(promised: Sequence[Promise], rewrites: Sequence[Rewrite]) -> Iterator[str]:
+def _notes(promised: Sequence[ExpectedCollective], rewrites: Sequence[Rewrite]) -> Iterator[str]:
     kinds = Counter(p.kind for p in promised)
     yield "priced: " + (", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "no collective")
     for kind, n in sorted(Counter(r.kind for r in rewrites if r.kind in ACCEPTED).items()):
@@ -69,11 +69,11 @@ def _different(d: Difference, mesh: Mesh) -> Iterator[Finding]:
     yield Finding(what=what, promised=_priced(d.promised), found=_compiled(d.found, mesh))
 
 
-def _steps(promised: Sequence[Promise]) -> str:
+def _steps(promised: Sequence[ExpectedCollective]) -> str:
     return "; ".join(dict.fromkeys(p.text for p in promised))
 
 
-def _priced(promised: Sequence[Promise]) -> str:
+def _priced(promised: Sequence[ExpectedCollective]) -> str:
     texts = [f"{p.kind} over {''.join(p.axes)} of {p.elements:g} elements, {p.runs} times" for p in promised]
     return "; ".join(texts) or _NOTHING
 

@@ -20,7 +20,7 @@ from executor.levels.common import capacity_factor, check_supported, raised
 from executor.levels.level import MANUAL, LevelOptions
 from executor.loaded import Loaded
 from executor.run.engine import Engine, engine_of
-from executor.run.runnable import Options
+from executor.run.runnable import RunOptions
 from executor.verdict import Finding, Level, told, verdict
 from executor.wording import ms
 from planner.plan.accuracy import whose_constants
@@ -90,7 +90,7 @@ def present_devices(loaded: Loaded) -> Sequence[jax.Device]:
 def measure(loaded: Loaded, devices: Sequence[jax.Device], mode: str = "manual", repeats: int = REPEATS) -> float:
     """Seconds of the plan's step on these devices: random weights, and caches that are full up to the last token."""
     plan = loaded.plan
-    mesh, options = build_mesh(plan.mesh, loaded.slice_, devices), Options(capacity_factor=capacity_factor(plan))
+    mesh, options = build_mesh(plan.mesh, loaded.slice_, devices), RunOptions(capacity_factor=capacity_factor(plan))
     if mode == "manual":
         return step_seconds(engine_of(loaded, mesh, options), repeats)
     asked = {} if mode == "unconstrained" else plan.activation_specs

@@ -13,9 +13,9 @@ from math import prod
 from typing import Any
 
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit, compile_on
-from executor.compiler.expected import Promise, promises, widths
+from executor.compiler.expected import ExpectedCollective, promises, widths
 from executor.compiler.hlo import Array, big_arrays, big_copies, collectives
-from executor.compiler.rewrites import Comparison, Difference, Rewrite, compare_collectives
+from executor.compiler.rewrites import CollectiveDiff, Difference, Rewrite, compare_collectives
 from executor.devices import build_mesh, tpu_devices
 from executor.levels.level import MANUAL, LevelOptions
 from executor.loaded import Loaded
@@ -57,11 +57,11 @@ class Facts:
         return memory.weights_bytes + (memory.kv_bytes if self.plan.phase == "decode" else 0.0)
 
     @property
-    def promised(self) -> list[Promise]:
+    def promised(self) -> list[ExpectedCollective]:
         """The priced collectives."""
         return promises(self.plan.cost.steps, self.axes, widths(self.plan), as_run=True)
 
-    def comparison(self, made: Compiled) -> Comparison:
+    def comparison(self, made: Compiled) -> CollectiveDiff:
         """The compiled collectives against the priced ones; the TPU's compiler widens nothing by itself."""
         return compare_collectives(self.promised, collectives(made.text), self.axes, widens=False)
 
@@ -103,9 +103,9 @@ def compile_plan(loaded: Loaded, hbm_bytes: float | None = None) -> Facts:
 
 def _step(loaded: Loaded, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     from executor.run.engine import engine_of
-    from executor.run.runnable import Options
+    from executor.run.runnable import RunOptions
 
-    engine = engine_of(loaded, mesh, Options(capacity_factor=CAPACITY_FACTOR))
+    engine = engine_of(loaded, mesh, RunOptions(capacity_factor=CAPACITY_FACTOR))
     step = engine.decode_step() if loaded.plan.phase == "decode" else engine.prefill_step()
     return step, engine.abstract_arguments()
 

@@ -20,7 +20,7 @@ from executor.devices import Unavailable, platform_devices, prepare_environment
 from executor.levels.integrity import no_layout, plan_file
 from executor.levels.level import Judge, LevelOptions
 from executor.loaded import Loaded, load
-from executor.processes.agreement import Alone
+from executor.processes.agreement import SingleProcess
 from executor.verdict import FAILED, PASSED, SCHEMA, Finding, Level, Report, skipped, verdict
 from mesh.chips import Chip, chip_names, load_chip
 from mesh.errors import InputError
@@ -117,14 +117,16 @@ class Verification:
         return self.levels or tuple(name for name, entry in LEVELS.items() if entry.default)
 
 
-def verify(asked: Verification, *, together: Alone | None = None, progress: Progress = lambda _: None) -> Report:
+def verify(
+    asked: Verification, *, together: SingleProcess | None = None, progress: Progress = lambda _: None
+) -> Report:
     """Run the levels on a plan. Level `plan`, whether the file was edited, always runs first.
 
     `together`: one of several processes, from `executor.processes.join`. Raises `InputError` on bad input, and where a
     level asked for by name cannot run. Levels that run by default and cannot are `skipped`, which never counts as
     passed; nor does what is only told.
     """
-    together = together or Alone()
+    together = together or SingleProcess()
 
     def read() -> tuple[Plan, Chip | None]:
         plan = pick_plan(read_plan(asked.path), asked.path, asked.pick)
@@ -194,7 +196,9 @@ def _loaded(plan: Plan, asked: Verification, chip: Chip | None, progress: Progre
     return loaded, msgspec.structs.replace(level, seconds=time.perf_counter() - started)
 
 
-def _run(loaded: Loaded, name: str, options: LevelOptions, named: bool, progress: Progress, together: Alone) -> Level:
+def _run(
+    loaded: Loaded, name: str, options: LevelOptions, named: bool, progress: Progress, together: SingleProcess
+) -> Level:
     """A level's result; where it cannot run, `skipped`, or an `InputError` if it was asked for by name."""
 
     def attempt() -> Level:

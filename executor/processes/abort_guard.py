@@ -21,7 +21,7 @@ BAD_INPUT, INTERRUPTED = 2, 130
 Told = Callable[[str], str]  # what JAX wrote before it ended the process -> one line for the user
 
 
-class Apart:
+class AbortGuard:
     """The streams of a joined process; `end` leaves it at once, from any thread."""
 
     def __init__(self, told: Told) -> None:
@@ -99,9 +99,9 @@ def _libc() -> Any:
 
 
 @contextlib.contextmanager
-def apart(told: Told) -> Iterator[Apart]:
+def apart(told: Told) -> Iterator[AbortGuard]:
     """Keep C++ apart from the user's streams, and turn SIGABRT into a line, which `told` finds in what was written."""
-    here = Apart(told)
+    here = AbortGuard(told)
     # A handler of Python's own would run in the main thread, which may wait for a collective that never comes.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(here.aborted)
     here.begin()

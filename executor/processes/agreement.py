@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from executor.devices import Unavailable
-from executor.processes.abort_guard import Apart, why_ended
+from executor.processes.abort_guard import AbortGuard, why_ended
 from executor.verdict import FAILED, Finding, Level
 from executor.wording import first_line
 from mesh.errors import InputError
@@ -24,7 +24,7 @@ EVERYWHERE = ("numerics", "collectives")  # levels that run on the devices of al
 _SLICE_MS = 1000  # between two looks for Ctrl-C
 
 
-class Alone:
+class SingleProcess:
     """What a process needs of the others, where there are none."""
 
     processes, process_id = 1, 0
@@ -61,10 +61,10 @@ class _Outcome(msgspec.Struct):
         return msgspec.convert(self.value, type_)
 
 
-class Together(Alone):
+class ProcessGroup(SingleProcess):
     """One of several processes. Every process must make the same calls in the same order."""
 
-    def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, here: Apart) -> None:
+    def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, here: AbortGuard) -> None:
         self.processes, self.process_id = processes, process_id
         self._client, self._timeout_s, self._here = client, timeout_s, here
         self._turn = 0

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from executor.processes.abort_guard import Apart, apart, why_ended
-from executor.processes.agreement import Alone, Together
+from executor.processes.abort_guard import AbortGuard, apart, why_ended
+from executor.processes.agreement import ProcessGroup, SingleProcess
 from executor.wording import first_line
 from mesh.errors import InputError
 
@@ -59,10 +59,10 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def joined(hosts: Hosts | None) -> Iterator[Alone]:
+def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
     """This process as one of several; on the way out all of them leave together."""
     if hosts is None:
-        yield Alone()
+        yield SingleProcess()
         return
     with apart(lambda log: why_ended(log, hosts.came)) as here:
         together = _join(hosts, here)
@@ -75,7 +75,7 @@ def joined(hosts: Hosts | None) -> Iterator[Alone]:
             _leave()
 
 
-def _join(hosts: Hosts, here: Apart) -> Together:
+def _join(hosts: Hosts, here: AbortGuard) -> ProcessGroup:
     if hosts.coordinator:
         _reach(hosts.coordinator, hosts.process_id, hosts.timeout_s)
     import jax
@@ -95,7 +95,7 @@ def _join(hosts: Hosts, here: Apart) -> Together:
     except Exception as error:
         raise InputError(f"the processes cannot join: {first_line(error)}") from None
     state: Any = global_state
-    return Together(state.client, state.num_processes, state.process_id, hosts.timeout_s, here)
+    return ProcessGroup(state.client, state.num_processes, state.process_id, hosts.timeout_s, here)
 
 
 def _leave() -> None:

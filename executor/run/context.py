@@ -18,7 +18,7 @@ Array = jax.Array
 untyped: Any = lax  # its collectives have no types
 
 
-class Triple(NamedTuple):
+class SoftmaxState(NamedTuple):
     """A softmax over a part of the keys, `{A}`: its output (normalised over that part), and its scores' max and sum.
 
     `output` has H last; `top` and `total` lack it and are float32. Without a visible key `total` and `output` are 0.
@@ -36,7 +36,7 @@ class Stacked(NamedTuple):
     layer: Array
 
 
-Value = Array | Triple | Stacked
+Value = Array | SoftmaxState | Stacked
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Context:
 
 def plain(value: Value) -> Array:
     """The array of a value, a stacked layer taken out; raises `InputError` on a softmax triple."""
-    if isinstance(value, Triple):
+    if isinstance(value, SoftmaxState):
         raise InputError("a softmax triple {A} can only be split, merged or combined; use AttendReduce first")
     if isinstance(value, Stacked):
         layer: Array = lax.dynamic_index_in_dim(value.array, value.layer, 0, keepdims=False)

@@ -22,9 +22,9 @@ from executor.loaded import Loaded
 from executor.processes.process_arrays import put
 from executor.run.context import Array
 from executor.run.interpret import PartitionSpec, spec
-from executor.run.model_step import Tree, Whole, logits_of
+from executor.run.model_step import ModelStep, Tree, logits_of
 from executor.run.prompts import Prefilled, insert_all, zigzag
-from executor.run.runnable import Options, Stored, Unit, random_weight, units
+from executor.run.runnable import RunnableComponent, RunOptions, Stored, random_weight, units
 from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
@@ -39,15 +39,15 @@ class Engine:
     model: Model
     work: Workload
     mesh: Mesh
-    units: tuple[Unit, ...]
-    options: Options = field(default_factory=Options)
+    units: tuple[RunnableComponent, ...]
+    options: RunOptions = field(default_factory=RunOptions)
 
     @cached_property
-    def _whole(self) -> Whole:
-        return Whole(self.model, self.units)
+    def _whole(self) -> ModelStep:
+        return ModelStep(self.model, self.units)
 
     @property
-    def vocab(self) -> Unit:
+    def vocab(self) -> RunnableComponent:
         """The vocabulary."""
         return self._whole.vocab
 
@@ -205,22 +205,22 @@ def engine(
     model: Model,
     work: Workload,
     mesh: Mesh,
-    options: Options | None = None,
+    options: RunOptions | None = None,
     sequence: Mapping[str, str] | None = None,
 ) -> Engine:
     """An engine of a layout; `work` has one batch, padded. `sequence`: per component `striped` or `contiguous`."""
-    options = options or Options()
+    options = options or RunOptions()
     return Engine(model, work, mesh, units(layout, model, work, dict(mesh.shape), options, sequence or {}), options)
 
 
-def engine_of(loaded: Loaded, mesh: Mesh, options: Options | None = None) -> Engine:
+def engine_of(loaded: Loaded, mesh: Mesh, options: RunOptions | None = None) -> Engine:
     """An engine of a plan, for its padded batch."""
     plan = loaded.plan
     sequence = {one.component: one.sequence_order for one in plan.layouts if one.sequence_order}
     return engine(loaded.layout, plan.model, loaded.padded_workload, mesh, options, sequence)
 
 
-def _heads(unit: Unit) -> int:
+def _heads(unit: RunnableComponent) -> int:
     return int(unit.component.dims.get("K", 1))
 
 

@@ -16,7 +16,7 @@ from jax import lax
 
 from executor.run.context import Array, Context, Stacked, Value, plain
 from executor.run.interpret import interpret
-from executor.run.runnable import Unit
+from executor.run.runnable import RunnableComponent
 from strategies.models.models import LayerGroup, Model
 from strategies.notation import Program, Tensor
 
@@ -24,14 +24,14 @@ Tree = dict[str, dict[str, Array]]  # component -> tensor -> array
 
 
 @dataclass(frozen=True)
-class Whole:
+class ModelStep:
     """A model's components, one of which is the vocabulary."""
 
     model: Model
-    units: tuple[Unit, ...]
+    units: tuple[RunnableComponent, ...]
 
     @cached_property
-    def vocab(self) -> Unit:
+    def vocab(self) -> RunnableComponent:
         """The vocabulary."""
         return next(u for u in self.units if u.component.kind == "vocab")
 
@@ -96,7 +96,12 @@ def _chain(programs: Sequence[Program], value: Array, values: Mapping[str, Value
 
 
 def _run(
-    unit: Unit, R: Array, weights: Mapping[str, Array], cache: Mapping[str, Array], layer: Array, context: Context
+    unit: RunnableComponent,
+    R: Array,
+    weights: Mapping[str, Array],
+    cache: Mapping[str, Array],
+    layer: Array,
+    context: Context,
 ) -> tuple[Array, dict[str, Array]]:
     """One layer of a component: the residual after it, and its caches, all layers of which are held, or those made."""
     values: dict[str, Value] = {n: Stacked(x, layer) for n, x in (*weights.items(), *cache.items())}

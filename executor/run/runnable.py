@@ -23,7 +23,7 @@ from strategies.models.models import Model
 from strategies.models.workload import Workload
 from strategies.notation import Axes, LayoutError, Program, Tensor
 from strategies.readers.bound import Bound, programs
-from strategies.readers.sizes import Fit, fit
+from strategies.readers.sizes import PaddedSizes, fit
 
 DTYPES = {
     "f32": "float32",
@@ -36,7 +36,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """What a plan does not say: the rope base, the norms' epsilon, MoE slots over the mean (None: dropless), blocks."""
 
     rope_theta: float = 10000.0
@@ -78,7 +78,7 @@ def _grown(x: Array, axis: int, size: int, groups: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Unit:
+class RunnableComponent:
     """A component: programs from the residual to its input, its bodies (the vocabulary has two), and back."""
 
     component: Component
@@ -105,9 +105,9 @@ def units(
     model: Model,
     work: Workload,
     axes: Mapping[str, int],
-    options: Options,
+    options: RunOptions,
     sequence: Mapping[str, str],
-) -> tuple[Unit, ...]:
+) -> tuple[RunnableComponent, ...]:
     """Every component of the layout on mesh axes of these sizes, for the workload's only batch.
 
     Raises `LayoutError` where parts do not fit together or a dim does not divide.
@@ -128,9 +128,9 @@ class _Maker:
     model: Model
     work: Workload
     axes: Mapping[str, int]
-    options: Options
+    options: RunOptions
 
-    def unit(self, component: Component, bound: Sequence[Bound], sequence: str | None) -> Unit:
+    def unit(self, component: Component, bound: Sequence[Bound], sequence: str | None) -> RunnableComponent:
         parts = {side: tuple(b.program for b in bound if b.part == side) for side in ("entry", "body", "exit")}
         sizes: dict[str, int] = {}
         for b in bound:
@@ -139,10 +139,10 @@ class _Maker:
         context = self._context(component, sizes, sequence or _order(parts["body"]))
         caches = dict.fromkeys((name for p in parts["body"] for name in p.cache), dtype_of(self.work.dtypes.kv))
         context = replace(context, caches=caches)
-        unit = Unit(component, parts["entry"], parts["body"], parts["exit"], context, {}, {})
+        unit = RunnableComponent(component, parts["entry"], parts["body"], parts["exit"], context, {}, {})
         return replace(unit, weights=self._weights(unit), caches=self._caches(unit))
 
-    def _fit(self, bound: Bound) -> Fit:
+    def _fit(self, bound: Bound) -> PaddedSizes:
         def ways(letters: Axes) -> Any:
             names = [n for i, n in enumerate(self.layout.names) for m in letters if int(bound.masks[m][0, 0]) >> i & 1]
             return np.array([[prod(self.axes[name] for name in names)]])
@@ -172,7 +172,7 @@ class _Maker:
             block=options.block,
         )
 
-    def _weights(self, unit: Unit) -> dict[str, Stored]:
+    def _weights(self, unit: RunnableComponent) -> dict[str, Stored]:
         found = {}
         for program in (*unit.entry, *unit.bodies):
             for t in program.arguments:
@@ -182,11 +182,11 @@ class _Maker:
             raise LayoutError("a tied embedding must be cut alike where it embeds and where it unembeds")
         return found
 
-    def _caches(self, unit: Unit) -> dict[str, Stored]:
+    def _caches(self, unit: RunnableComponent) -> dict[str, Stored]:
         types = {name: t for p in unit.bodies for name, t in results(p).items() if name in p.cache}
         return {name: self._stored(unit, t, self.work.dtypes.kv) for name, t in types.items()}
 
-    def _stored(self, unit: Unit, t: Tensor, dtype: str) -> Stored:
+    def _stored(self, unit: RunnableComponent, t: Tensor, dtype: str) -> Stored:
         sizes, dims = unit.context.sizes, unit.component.dims
         lead = (unit.component.times,) if unit.component.groups else ()
         real = tuple(int(dims.get(d, sizes[d])) for d in t.names)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from executor.run import steps_attention, steps_moe
-from executor.run.context import Array, Context, Triple, Value, plain, plains, subscripts, untyped, wide
+from executor.run.context import Array, Context, SoftmaxState, Value, plain, plains, subscripts, untyped, wide
 from mesh.errors import InputError
 from strategies.notation import Axes, Step, Tensor
 
@@ -177,8 +177,8 @@ def merge(step: Step, context: Context, values: Values) -> Values:
 
 
 def _each(value: Value, change: Callable[[Array], Array]) -> Value:
-    if isinstance(value, Triple):
-        return Triple(*(change(x) for x in value))
+    if isinstance(value, SoftmaxState):
+        return SoftmaxState(*(change(x) for x in value))
     return change(plain(value))
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from executor.run.blocks import TINY, Blocks, Keys, State
-from executor.run.context import Array, Context, Stacked, Triple, Value, plain, plains, untyped, wide
+from executor.run.context import Array, Context, SoftmaxState, Stacked, Value, plain, plains, untyped, wide
 from mesh.errors import InputError
 from strategies.notation import Axes, Step, Tensor
 
@@ -101,7 +101,7 @@ def _result(state: State, names: Names, triple: bool) -> Value:
     if not triple:
         return output
     rest = tuple(d for d in names if d != "H")
-    return Triple(output, _ordered(state.top, "BKMT", rest), _ordered(state.total, "BKMT", rest))
+    return SoftmaxState(output, _ordered(state.top, "BKMT", rest), _ordered(state.total, "BKMT", rest))
 
 
 def _ordered(x: Array, have: str, names: Names) -> Array:
@@ -151,7 +151,7 @@ def attend_reduce(step: Step, context: Context, values: Values) -> Values:
     """One gather of the statistics, one psum of the rescaled outputs."""
     ours, top, total = _rescaled(step, context, values[0])
     output = untyped.psum(ours, step.axes)
-    return (Triple(output, top, total) if step.outputs[0].triple else output,)
+    return (SoftmaxState(output, top, total) if step.outputs[0].triple else output,)
 
 
 def attend_scatter(step: Step, context: Context, values: Values) -> Values:
@@ -162,12 +162,12 @@ def attend_scatter(step: Step, context: Context, values: Values) -> Values:
     output = untyped.psum_scatter(ours, axes, scatter_dimension=dim, tiled=True)
     if not step.outputs[0].triple:
         return (output,)
-    return (Triple(output, context.cut(top, dim, axes), context.cut(total, dim, axes)),)
+    return (SoftmaxState(output, context.cut(top, dim, axes), context.cut(total, dim, axes)),)
 
 
 def _rescaled(step: Step, context: Context, value: Value) -> tuple[Array, Array, Array]:
     """This device's share of the output over all shards, and the joint statistics."""
-    if not isinstance(value, Triple):
+    if not isinstance(value, SoftmaxState):
         raise InputError(f"{step.op} needs a softmax triple {{A}}, got an array")
     every = lax.all_gather(jnp.stack([value.top, value.total]), step.axes)  # [shards, 2, ...]
     top = jnp.max(every[:, 0], axis=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from strategies.book.closed_forms import ClosedForms
 from strategies.book.rooftable import RooflineRow, RooflineTable
@@ -19,7 +19,7 @@ def roofline(table: RooflineTable) -> Sequence[Block]:
     """One line per batch, and every number that the lines follow from."""
     return [
         Lines("", [_roofline_title(table)]),
-        Table("", _HEADERS, [_row(row) for row in table.rows]),
+        TextTable("", _HEADERS, [_row(row) for row in table.rows]),
         Lines("Where HBM ends", [_end(table)]),
         Lines("From", _roofline_from(table)),
     ]
@@ -73,7 +73,7 @@ def closed_forms(found: ClosedForms) -> Sequence[Block]:
     rows = [[one.name, digits(one.value), one.unit, one.function] for one in found.forms]
     return [
         Lines("", [_forms_title(found)]),
-        Table("", ("closed form", "value", "unit", "function"), rows, frozenset({3})),
+        TextTable("", ("closed form", "value", "unit", "function"), rows, frozenset({3})),
         Lines("From", _forms_from(found)),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from executor.calibrate.calibrate import Calibration, shared
 from mesh.slices import slices_of
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 
 
 def blocks(found: Calibration, path: str | None) -> Sequence[Block]:
@@ -15,6 +15,6 @@ def blocks(found: Calibration, path: str | None) -> Sequence[Block]:
     slices = [slice_.name for slice_ in slices_of(found.chip)]
     use = [f"to plan for it: meshwright plan MODEL --slice {slices[-1]} --chip-file {path}"] if path else []
     return [
-        Table(f"Chip {found.chip.name}", ("constant", "value", "unit", "how well it fits"), rows),
+        TextTable(f"Chip {found.chip.name}", ("constant", "value", "unit", "how well it fits"), rows),
         Lines("", [*shared(found.chip), f"slices: {', '.join(slices)}", *use]),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mesh.chips import Chip
 from mesh.slices import Slice, slices_of
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb
 
 _TERA = 1e12
@@ -19,7 +19,7 @@ def chips(every: Iterable[Chip]) -> Sequence[Block]:
         "hop us", "devices per chip", "slices",
     )  # fmt: skip
     legend = "per chip where not said otherwise, GB = 1e9 bytes; `meshwright chips NAME` shows sources and slices"
-    return [Table("", headers, [_row(chip) for chip in every]), Lines("", [legend])]
+    return [TextTable("", headers, [_row(chip) for chip in every]), Lines("", [legend])]
 
 
 def _row(chip: Chip) -> list[str]:
@@ -35,8 +35,8 @@ def chip(one: Chip) -> Sequence[Block]:
     rows = [_slice_row(slice_) for slice_ in slices_of(one)]
     sources = dict.fromkeys(machine.source for machine in one.machines)
     return [
-        Table(f"{one.name} ({one.kind})", ("fact", "value", "source"), _facts(one)),
-        Table("Slices", headers, rows),
+        TextTable(f"{one.name} ({one.kind})", ("fact", "value", "source"), _facts(one)),
+        TextTable("Slices", headers, rows),
         Lines("Sources of the slices", list(sources)),
     ]
 

@@ -8,7 +8,7 @@ from math import prod
 
 from mesh.errors import InputError
 from meshwright.reports.plan import assignment_text, bound_text, details, plan_table, title
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import GB, digits, ms, us
 from planner.plan.compare import hidden_s
 from planner.plan.plan import Memory, Plan, StepPlan
@@ -91,7 +91,7 @@ def _steps(plan: Plan) -> Iterator[Block]:
     for component, found in groupby(plan.cost.steps, key=lambda step: step.component):
         steps, layout = tuple(found), layouts[component]
         sizes = dim_sizes(plan, layout)
-        yield Table(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=frozenset({1, 2}))
+        yield TextTable(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=frozenset({1, 2}))
 
 
 def _heading(layout: ComponentLayout, steps: Sequence[StepPlan]) -> str:
@@ -125,7 +125,7 @@ def _numbers(flops: float, hbm: float, comms: float, seconds: float, ici: float)
     return [digits(flops / 1e9), digits(hbm / 1e6), digits(comms / 1e6), us(seconds), us(ici)]
 
 
-def _subtotals(plan: Plan) -> Table:
+def _subtotals(plan: Plan) -> TextTable:
     """Per component over all its layers, in the order of their first step."""
     rows = []
     for component in dict.fromkeys(step.component for step in plan.cost.steps):
@@ -135,7 +135,7 @@ def _subtotals(plan: Plan) -> Table:
     total = ["all", "", *_times(plan.cost.steps, plan)[1:]]
     cost = plan.cost
     bounds = f"lower {ms(cost.lower_bound_s)}, estimate {ms(cost.step_s)}, upper {ms(cost.upper_bound_s)} ms"
-    return Table(f"Time of all layers ({bounds})", headers, [*rows, total])
+    return TextTable(f"Time of all layers ({bounds})", headers, [*rows, total])
 
 
 def _times(steps: Sequence[StepPlan], plan: Plan) -> list[str]:
@@ -147,7 +147,7 @@ def _times(steps: Sequence[StepPlan], plan: Plan) -> list[str]:
     return [str(steps[0].layers), *map(ms, (*sums, hidden, seconds)), f"{share:.1%}"]
 
 
-def _memory(memory: Memory) -> Table:
+def _memory(memory: Memory) -> TextTable:
     parts = {
         "weights": memory.weights_bytes,
         "KV cache": memory.kv_bytes,
@@ -157,10 +157,10 @@ def _memory(memory: Memory) -> Table:
         "free": memory.usable_bytes - memory.total_bytes,
     }
     rows = [[name, digits(value / GB), f"{value / (memory.usable_bytes or 1):.1%}"] for name, value in parts.items()]
-    return Table("Memory per device", ("what", "GB", "of usable"), rows)
+    return TextTable("Memory per device", ("what", "GB", "of usable"), rows)
 
 
-def _specs(heading: str, specs: Mapping[str, TensorSpec], plan: Plan) -> Table:
+def _specs(heading: str, specs: Mapping[str, TensorSpec], plan: Plan) -> TextTable:
     ways = plan.mesh.sizes
     rows = []
     for name, spec in specs.items():
@@ -170,9 +170,9 @@ def _specs(heading: str, specs: Mapping[str, TensorSpec], plan: Plan) -> Table:
         local = on_one_device(tensor, dict(zip(spec.dims, spec.shape, strict=True)), ways)
         cut = f"[{', '.join(map(str, tensor.dims))}]"
         rows.append([name, cut, str(list(spec.shape)), local.removeprefix(name), spec.dtype])
-    return Table(heading, ("tensor", "cut", "shape", "on one device", "dtype"), rows, code=frozenset({1}))
+    return TextTable(heading, ("tensor", "cut", "shape", "on one device", "dtype"), rows, code=frozenset({1}))
 
 
-def _constants(plan: Plan) -> Table:
+def _constants(plan: Plan) -> TextTable:
     rows = [[c.name, f"{c.value:.6g}", c.unit, "yes" if c.calibrated else "no", c.source] for c in plan.constants]
-    return Table("Constants", ("constant", "value", "unit", "calibrated", "source"), rows)
+    return TextTable("Constants", ("constant", "value", "unit", "calibrated", "source"), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
 from planner.numbers import gb
 
@@ -27,12 +27,12 @@ def _title(found: Fits) -> str:
     )
 
 
-def _table(heading: str, name: str, rows: Sequence[tuple[SliceFits, Largest]]) -> Table:
+def _table(heading: str, name: str, rows: Sequence[tuple[SliceFits, Largest]]) -> TextTable:
     headers = (
         "slice", "chips", name, "weights GB", "cache GB", "activations GB", "HBM GB used / usable per device",
         "runs out", "attention",
     )  # fmt: skip
-    return Table(heading, headers, [_row(slice_, of) for slice_, of in rows])
+    return TextTable(heading, headers, [_row(slice_, of) for slice_, of in rows])
 
 
 def _row(slice_: SliceFits, of: Largest) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.reports.plan import layout_text, mesh_text
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.file_fleet import Fleet, FleetMember
 from planner.plan.file_proof import OPTIMAL
@@ -41,14 +41,14 @@ def _least(fleet: Fleet) -> str:
     return "fewest chips" if fleet.cost_per_hour is None else "least dollars per hour"
 
 
-def servers(fleet: Fleet) -> Table:
+def servers(fleet: Fleet) -> TextTable:
     """One line per kind of server."""
     headers = [
         "plan", "role", "slice", "servers", "chips", "batch", "step ms", "requests/s each", "together", "limited by",
     ]  # fmt: skip
     if fleet.cost_per_hour is not None:
         headers.append("dollars/hour")
-    return Table("", headers, [_server(one) for one in fleet.members])
+    return TextTable("", headers, [_server(one) for one in fleet.members])
 
 
 def _server(one: FleetMember) -> list[str]:
@@ -67,7 +67,7 @@ def _server(one: FleetMember) -> list[str]:
     return row if one.cost_per_hour is None else [*row, digits(one.count * one.cost_per_hour)]
 
 
-def layouts(fleet: Fleet, plans: Sequence[Plan]) -> Table:
+def layouts(fleet: Fleet, plans: Sequence[Plan]) -> TextTable:
     """The layout that each kind of server runs."""
     rows = []
     for one in fleet.members:
@@ -76,7 +76,7 @@ def layouts(fleet: Fleet, plans: Sequence[Plan]) -> Table:
         roles = (layout_text(plan, "attention"), layout_text(plan, "MLP"))
         rows.append((str(one.plan), mesh_text(plan), *roles, str(plan.context), held))
     headers = ("plan", "mesh", "attention", "MLP", "context", "HBM GB used / usable per device")
-    return Table("Layouts", headers, rows)
+    return TextTable("Layouts", headers, rows)
 
 
 def together(fleet: Fleet) -> list[str]:

@@ -15,7 +15,7 @@ from meshwright.reports.plan import (
     targets_text,
     title,
 )
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.plan import Plan
 from planner.plan.planfile import COST, Frontier, PlanFile, Point
@@ -42,7 +42,7 @@ def _axes(frontier: Frontier) -> str:
     return ", ".join(names[axis] for axis in frontier.axes)
 
 
-def _table(plans: Sequence[Plan], frontier: Frontier) -> Table:
+def _table(plans: Sequence[Plan], frontier: Frontier) -> TextTable:
     step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch"
     costs = ["$ per million tokens"] if COST in frontier.axes else []
     headers = (
@@ -50,7 +50,7 @@ def _table(plans: Sequence[Plan], frontier: Frontier) -> Table:
         "HBM GB used / usable per device", "bound by",
     )  # fmt: skip
     rows = zip(plans, frontier.points, strict=True)
-    return Table("", headers, [_row(n, plan, point, bool(costs)) for n, (plan, point) in enumerate(rows, 1)])
+    return TextTable("", headers, [_row(n, plan, point, bool(costs)) for n, (plan, point) in enumerate(rows, 1)])
 
 
 def _row(number: int, plan: Plan, point: Point, costs: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from strategies.models.models import LayerGroup, Model
 
 _COUNTS = ("layers", "N", "K", "H", "F", "experts E", "k")
@@ -17,7 +17,7 @@ def models(every: Iterable[Model]) -> Sequence[Block]:
         "D model width, V vocabulary, N query heads, K KV heads, H head dim, F MLP width, k experts per token; "
         "`meshwright models NAME` shows one in full"
     )
-    return [Table("", headers, [_row(model) for model in every]), Lines("", [legend])]
+    return [TextTable("", headers, [_row(model) for model in every]), Lines("", [legend])]
 
 
 def _row(model: Model) -> list[str]:
@@ -50,7 +50,7 @@ def model(one: Model) -> Sequence[Block]:
     """One model in full."""
     headers = ("group", *_COUNTS, "MLP", "attention", "also", "parameters per layer, 1e6")
     rows = [_group_row(number, group, one.D) for number, group in enumerate(one.groups)]
-    return [Lines(one.name, _facts(one)), Table("Layer groups", headers, rows)]
+    return [Lines(one.name, _facts(one)), TextTable("Layer groups", headers, rows)]
 
 
 def _group_row(number: int, group: LayerGroup, D: int) -> list[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import nan
 
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.accuracy import whose_constants
-from planner.plan.compare import QUANTITIES, Comparison, compare
+from planner.plan.compare import QUANTITIES, PlanComparison, compare
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
@@ -51,14 +51,14 @@ def targets_text(targets: Sequence[str]) -> list[str]:
     return [f"every plan meets {', '.join(targets)}"] if targets else []
 
 
-def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> Table:
+def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> TextTable:
     """One line per plan; with prices, also what a million tokens cost."""
     step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch:"
     headers = (
         "plan", "slice", "mesh", *_COLUMNS, "batch", f"{step} lower", "estimate", "upper", "tokens/s", "per chip",
         *(["$ per million tokens"] if prices else []), "HBM GB used / usable per device", "bound by",
     )  # fmt: skip
-    return Table("", headers, [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)])
+    return TextTable("", headers, [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)])
 
 
 def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
@@ -172,7 +172,7 @@ def _runner_up(file: PlanFile) -> list[str]:
     return why_lost(number, compare(file.plans[0], file.plans[number - 1]))
 
 
-def why_lost(number: int, result: Comparison) -> list[str]:
+def why_lost(number: int, result: PlanComparison) -> list[str]:
     """By how much, in which step most, and what would turn it."""
     lines = [f"plan {number} is {result.margin:.2%} slower than plan 1 ({ms(result.margin_s)} ms)"]
     if result.margin_s == 0:
@@ -185,7 +185,7 @@ def why_lost(number: int, result: Comparison) -> list[str]:
     return [*lines, _turns(number, result)]
 
 
-def _turns(number: int, result: Comparison) -> str:
+def _turns(number: int, result: PlanComparison) -> str:
     if not result.turns:
         return f"no change of {', '.join(QUANTITIES[:-1])} or {QUANTITIES[-1]} by 20% would turn it"
     changes = " or ".join(f"{turn.factor - 1:+.0%} {turn.quantity}" for turn in result.turns)
@@ -201,10 +201,10 @@ def _over_memory(file: PlanFile) -> list[str]:
     ]
 
 
-def rejected_table(rejected: Sequence[Rejected]) -> Table:
+def rejected_table(rejected: Sequence[Rejected]) -> TextTable:
     """Why assignments were ruled out, how many, and one worked example of each."""
     rows = [(r.reason, f"{r.count:,}", f"needs {r.example.need}, has {r.example.have}") for r in rejected]
-    return Table("Rejected (assignments of roles to mesh axes)", ("reason", "count", "for example"), rows)
+    return TextTable("Rejected (assignments of roles to mesh axes)", ("reason", "count", "for example"), rows)
 
 
 def _search(file: PlanFile) -> list[str]:

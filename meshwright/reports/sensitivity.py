@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, ms
 from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
 
@@ -18,7 +18,7 @@ def report(found: SensitivityFile) -> list[Block]:
     """Two lines per hardware number, then what decides."""
     return [
         Lines("", [_title(found), *_as_it_is(found)]),
-        Table("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)]),
+        TextTable("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)]),
         Lines("What changes", list(_changes(found))),
         Lines("What the step depends on", [_elasticities(found)]),
     ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwright.reports.plan import constants_of, plan_table
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.file_proof import Proof
-from planner.plan.file_serving import Move, Serving, ServingEntry, Together
+from planner.plan.file_serving import Reshard, Serving, ServingEntry, SharedHbm
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile
 from planner.plan.transfer import Transfer
@@ -57,14 +57,14 @@ def _title(file: PlanFile, serving: Serving) -> str:
     )
 
 
-def _table(file: PlanFile, entries: Sequence[ServingEntry]) -> Table:
+def _table(file: PlanFile, entries: Sequence[ServingEntry]) -> TextTable:
     headers = [
         "way", "serving", "prefill plan", "decode plan", "slices", "batch: prompts", "slots", "chips",
         "first token ms: mean", "worst", "token ms: mean", "worst", "requests/s", "tokens/s", "per chip",
     ]  # fmt: skip
     priced = any(entry.dollars_per_million_tokens is not None for entry in entries)
     rows = [_row(number, entry, file.plans, priced) for number, entry in enumerate(entries, 1)]
-    return Table("", [*headers, *(["$ per million tokens"] if priced else [])], rows)
+    return TextTable("", [*headers, *(["$ per million tokens"] if priced else [])], rows)
 
 
 def _row(number: int, entry: ServingEntry, plans: Sequence[Plan], priced: bool) -> list[str]:
@@ -118,7 +118,7 @@ def transfer_text(moved: Transfer) -> str:
     )
 
 
-def memory_text(held: Together) -> str:
+def memory_text(held: SharedHbm) -> str:
     """How both plans share the HBM of one slice."""
     how = {
         "shared": "weights are shared: both plans cut all of them alike",
@@ -139,7 +139,7 @@ def proof_text(proof: Proof) -> str:
     return "proved the best pair that shares the weights at these batches: by cp-sat"
 
 
-def _move_text(move: Move) -> str:
+def _move_text(move: Reshard) -> str:
     if move.received_bytes == 0:
         return f"{ms(move.seconds)} ms, within HBM"
     kinds = {"AllGather": move.gathered_s, "AllToAll": move.swapped_s}
@@ -147,13 +147,13 @@ def _move_text(move: Move) -> str:
     return f"{ms(move.seconds)} ms; each device receives {digits(move.received_bytes / 1e6)} MB over ICI ({over})"
 
 
-def _plan_tables(plans: Sequence[Plan]) -> Iterator[Table]:
+def _plan_tables(plans: Sequence[Plan]) -> Iterator[TextTable]:
     """The plans by phase, with their numbers in the file."""
     for phase in ("prefill", "decode"):
         numbers = [number for number, plan in enumerate(plans, 1) if plan.phase == phase]
         table = plan_table([plans[number - 1] for number in numbers])
         rows = [[str(number), *row[1:]] for number, row in zip(numbers, table.rows, strict=True)]
-        yield Table(f"Plans: {phase}", table.headers, rows)
+        yield TextTable(f"Plans: {phase}", table.headers, rows)
 
 
 def _counted(serving: Serving) -> list[str]:

@@ -19,7 +19,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A heading and rows; `code`: columns in the book's notation, which Markdown must not read as its own."""
 
     heading: str
@@ -28,7 +28,7 @@ class Table:
     code: frozenset[int] = frozenset()
 
 
-Block = Lines | Table
+Block = Lines | TextTable
 
 
 def render(blocks: Sequence[Block], style: str) -> str:
@@ -37,7 +37,7 @@ def render(blocks: Sequence[Block], style: str) -> str:
 
 
 def _has_content(block: Block) -> bool:
-    return bool(block.rows if isinstance(block, Table) else block.lines)
+    return bool(block.rows if isinstance(block, TextTable) else block.lines)
 
 
 _HEADINGS = {"markdown": "## {}\n\n", "html": "<h4>{}</h4>\n"}
@@ -46,7 +46,7 @@ _HEADINGS = {"markdown": "## {}\n\n", "html": "<h4>{}</h4>\n"}
 def _block(block: Block, style: str) -> str:
     text = escape(block.heading) if style == "html" else block.heading
     heading = _HEADINGS.get(style, "{}\n").format(text) if text else ""
-    return heading + (_table(block, style) if isinstance(block, Table) else _lines(block, style))
+    return heading + (_table(block, style) if isinstance(block, TextTable) else _lines(block, style))
 
 
 def _lines(block: Lines, style: str) -> str:
@@ -57,7 +57,7 @@ def _lines(block: Lines, style: str) -> str:
     return "\n".join(f"  {line}" if block.heading else line for line in block.lines)
 
 
-def _table(block: Table, style: str) -> str:
+def _table(block: TextTable, style: str) -> str:
     from tabulate import tabulate  # loaded only when a table is printed
 
     markdown = style == "markdown"

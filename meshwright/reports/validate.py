@@ -8,7 +8,7 @@ from typing import Any
 
 from mesh.chips import Reached
 from mesh.errors import InputError
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits
 from planner.validate.scores import (
     CALIBRATED,
@@ -16,8 +16,8 @@ from planner.validate.scores import (
     COMPUTED,
     FITTED,
     SHEET,
-    Calibration,
     Errors,
+    FittedConstants,
     Judged,
     SetScore,
     Validation,
@@ -34,10 +34,10 @@ def report(found: Validation) -> list[Block]:
     return [_summary(found), *(block for one in found.sets for block in _set(one)), _verdict(found)]
 
 
-def _summary(found: Validation) -> Table:
+def _summary(found: Validation) -> TextTable:
     headers = ("data set", "what", "points", "data sheet", "chip", "calibrated", "targets met")
     rows = [_summary_row(one) for one in found.sets]
-    return Table("Median and worst error of predictions, against published measurements", headers, rows)
+    return TextTable("Median and worst error of predictions, against published measurements", headers, rows)
 
 
 def _summary_row(one: SetScore) -> list[str]:
@@ -58,13 +58,13 @@ def _both(errors: Errors | None) -> str:
 
 def _set(one: SetScore) -> Iterator[Block]:
     yield Lines(f"{one.name}: {one.title}", list(_head(one)))
-    yield Table("", _CONSTANTS, list(_constants(one)))
+    yield TextTable("", _CONSTANTS, list(_constants(one)))
     yield _points(one)
     yield _errors(one)
     rows = [(r.situation, r.measured, r.predicted, r.at_chip, _seconds(r.seconds)) for r in one.rankings]
-    yield Table("", ("first of its layouts", "measured", "calibrated", "at chip constants", "calibrated ms"), rows)
+    yield TextTable("", ("first of its layouts", "measured", "calibrated", "at chip constants", "calibrated ms"), rows)
     yield Lines("Notes", list(_notes(one)))
-    yield Table("", ("target", "of", "found", "at most", "met"), [_target(target) for target in one.targets])
+    yield TextTable("", ("target", "of", "found", "at most", "met"), [_target(target) for target in one.targets])
 
 
 def _head(one: SetScore) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _reached(reached: Reached) -> list[str]:
     return [*shares, f"{reached.hop:.2f}", f"{reached.launch_s * 1e6:.2f}"]
 
 
-def _intervals(fitted: Calibration) -> list[str]:
+def _intervals(fitted: FittedConstants) -> list[str]:
     def text(name: str) -> str:
         if name not in fitted.intervals:
             return "fixed"
@@ -106,7 +106,7 @@ def _intervals(fitted: Calibration) -> list[str]:
     return [text(name) for name in ("hbm", "matmul", "link", "hop", "launch_s")]
 
 
-def _points(one: SetScore) -> Table:
+def _points(one: SetScore) -> TextTable:
     unit, factor = UNITS[one.unit]
     names = list(one.points[0].predicted)
     scored = [name for name in names if name in (CHIP, CALIBRATED, COMPUTED) and one.unit != "tokens/s"]
@@ -120,13 +120,13 @@ def _points(one: SetScore) -> Table:
         ]
         for point in one.points
     ]
-    return Table("", headers, rows)
+    return TextTable("", headers, rows)
 
 
-def _errors(one: SetScore) -> Table:
+def _errors(one: SetScore) -> TextTable:
     kept = [e for e in one.errors if e.constants != COMPUTED] if one.unit != "tokens/s" else []
     rows = [(e.constants, e.of or "all", str(e.points), f"{e.median:.1%}", f"{e.worst:.1%}") for e in kept]
-    return Table("", ("errors at constants", "of", "points", "median", "worst"), rows)
+    return TextTable("", ("errors at constants", "of", "points", "median", "worst"), rows)
 
 
 def _seconds(seconds: dict[str, float]) -> str:

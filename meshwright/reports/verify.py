@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from executor.verdict import FAILED, SKIPPED, TOLD, Level, Report
-from meshwright.reports.text import Block, Lines, Table
+from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits
 
 
@@ -19,7 +19,7 @@ def blocks(report: Report) -> Sequence[Block]:
     headers = ("level", "mode", "verdict", "checked", "broken", "s", "why")
     return [
         Lines("", [f"{report.summary} (plan {report.pick} of {report.plan})"]),
-        Table("Levels", headers, rows),
+        TextTable("Levels", headers, rows),
         *(_findings(r) for r in report.levels),
         *(Lines(f"Notes of {r.level} ({r.mode})", r.notes) for r in report.levels),
         Lines("", [_last(report)]),
@@ -34,7 +34,7 @@ def _last(report: Report) -> str:
 
 def _findings(level: Level) -> Block:
     rows = [(f.what, f.promised, f.found) for f in level.findings]
-    return Table(f"Broken promises of {level.level} ({level.mode})", ("what", "promised", "found"), rows)
+    return TextTable(f"Broken promises of {level.level} ({level.mode})", ("what", "promised", "found"), rows)
 
 
 def junit(report: Report) -> bytes:

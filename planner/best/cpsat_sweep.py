@@ -8,8 +8,8 @@ from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Solved, Solver
 from planner.query.query import CP_SAT, Progress, Query, silent
 from planner.search.candidate import Candidate, problem_of
-from planner.search.mesh_search import Board
-from planner.search.problem import Found
+from planner.search.mesh_search import MeshSearch
+from planner.search.problem import SearchResult
 
 
 def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
@@ -17,12 +17,12 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
 
     An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, SearchResult] = {}
     bests: list[Candidate] = []
     solved: list[Solved] = []
     try:
         for slice_ in query.slices:
-            found[slice_.name] = Found()
+            found[slice_.name] = SearchResult()
             progress(f"pricing {slice_.name}")
             problem = problem_of(query, slice_)
             priced = boards(problem, found[slice_.name])
@@ -46,7 +46,7 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
     return Sweep(found, tuple(bests), solver, interrupted)
 
 
-def _note(found: Found, priced: list[Board], batch: int) -> None:
+def _note(found: SearchResult, priced: list[MeshSearch], batch: int) -> None:
     """What a batch needs at the least, and which assignments need more than there is."""
     for board in priced:
         for column, (wanted, _) in enumerate(board.pairs):

@@ -13,7 +13,7 @@ from planner.plan.planfile import Rejected, Search
 from planner.query.query import Query
 from planner.query.targets import Target, Targets
 from planner.search.candidate import Candidate
-from planner.search.problem import Found, make_problem
+from planner.search.problem import SearchResult, make_problem
 from planner.search.search import search
 
 
@@ -54,7 +54,7 @@ def _sentence(
     return f"{says}{within} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
 
 
-def nothing_fits(query: Query, found: Mapping[str, Found], covered: Search) -> NothingFits:
+def nothing_fits(query: Query, found: Mapping[str, SearchResult], covered: Search) -> NothingFits:
     """The error where no layout fits: of the query's largest slice and smallest batch."""
     slice_ = max(query.slices, key=lambda s: (s.chips, s.name))
     batch = min(query.work.batches)

@@ -16,7 +16,7 @@ from planner.query.query import EXHAUSTIVE, Progress, Query, silent
 from planner.query.targets import OBJECTIVES
 from planner.search.cache_notes import cache_note
 from planner.search.candidate import Candidate, price_candidate
-from planner.search.problem import Found, Problem
+from planner.search.problem import Problem, SearchResult
 from planner.search.search import search
 
 
@@ -63,7 +63,7 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
 
 def _ranked(
     query: Query, bests: Sequence[Candidate], top: int, progress: Progress
-) -> tuple[list[tuple[Candidate, Plan]], str | None, Found]:
+) -> tuple[list[tuple[Candidate, Plan]], str | None, SearchResult]:
     """Candidates with their plans, the first one's runners-up among them, its note, and the runners-up's search."""
 
     def priced(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Plan]]:
@@ -74,7 +74,7 @@ def _ranked(
 
     if top == 1 or query.solver != EXHAUSTIVE:
         plans = priced(bests)
-        return plans, note(*plans[0]), Found()
+        return plans, note(*plans[0]), SearchResult()
     best = bests[0]
     progress(f"ranking the runners-up on {best.slice_.name}")
     problem = replace(best.problem, work=query.at(best.choice.batch).work)
@@ -88,11 +88,11 @@ def _ranked(
     return ranked, said if same else note(*ranked[0]), again
 
 
-def _search(asked: tuple[Problem, int]) -> Found:
+def _search(asked: tuple[Problem, int]) -> SearchResult:
     return search(*asked)
 
 
-def _unfit_notes(found: Mapping[str, Found], fitting: Sequence[Candidate], query: Query) -> list[str]:
+def _unfit_notes(found: Mapping[str, SearchResult], fitting: Sequence[Candidate], query: Query) -> list[str]:
     """One line for each slice on which some of the batches fit in no layout, and for slices on which none does."""
     notes, never = [], []
     for name, one in found.items():

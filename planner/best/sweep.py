@@ -13,7 +13,7 @@ from planner.plan.planfile import INTERRUPTED, Example, Rejected, Search
 from planner.query.query import CP_SAT, EXHAUSTIVE, Progress, Query, silent
 from planner.search.candidate import Candidate, problem_of
 from planner.search.meshes import meshes
-from planner.search.problem import OVER_MEMORY, Found, Problem
+from planner.search.problem import OVER_MEMORY, Problem, SearchResult
 from planner.search.residuals import CODES
 from planner.search.search import search
 
@@ -25,12 +25,12 @@ class Sweep:
     `solver`: what CP-SAT proved, where it chose; None: the search was exhaustive. `interrupted`: not all was searched.
     """
 
-    found: Mapping[str, Found]
+    found: Mapping[str, SearchResult]
     bests: tuple[Candidate, ...]
     solver: Solver | None = None
     interrupted: bool = False
 
-    def covered(self, started: float, searched: float, again: Found | None = None) -> Search:
+    def covered(self, started: float, searched: float, again: SearchResult | None = None) -> Search:
         """What was searched, as the plan file says it.
 
         `started`, `searched`: `time.perf_counter()` at the start and when the search was over; `again`: a second
@@ -42,7 +42,11 @@ class Sweep:
 
 
 def covered(
-    found: Iterable[Found], started: float, proved_by: str, searched: float | None = None, again: Found | None = None
+    found: Iterable[SearchResult],
+    started: float,
+    proved_by: str,
+    searched: float | None = None,
+    again: SearchResult | None = None,
 ) -> Search:
     """What searches covered, as the plan file says it; without `searched` no evaluations per second are said."""
     found = tuple(found)
@@ -66,7 +70,7 @@ def sweep(query: Query, progress: Progress = silent) -> Sweep:
 
         return sweep_coupled(query, progress)
     problems: list[Problem] = []
-    found: dict[str, Found] = {}
+    found: dict[str, SearchResult] = {}
     try:
         asked = [(query, slice_) for slice_ in query.slices]
         results = in_parallel(asked, search_slice, query.workers, _work)
@@ -96,18 +100,18 @@ def _work(asked: tuple[Query, Slice]) -> float:
     return float(sum(len(CODES) ** len(mesh) for mesh in meshes(slice_, query.cuts)))
 
 
-def search_slice(asked: tuple[Query, Slice]) -> tuple[Problem, Found]:
+def search_slice(asked: tuple[Query, Slice]) -> tuple[Problem, SearchResult]:
     """A slice's problem and the best layout of every batch."""
     problem = problem_of(*asked)
     return problem, search_best(problem)
 
 
-def search_best(problem: Problem) -> Found:
+def search_best(problem: Problem) -> SearchResult:
     """The best layout of every batch."""
     return search(problem, 1)
 
 
-def rejected(found: Mapping[str, Found]) -> tuple[Rejected, ...]:
+def rejected(found: Mapping[str, SearchResult]) -> tuple[Rejected, ...]:
     """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
     grouped: dict[str, tuple[int, Example]] = {}
     for one in found.values():

@@ -30,7 +30,7 @@ import numpy as np
 
 from mesh.errors import InputError
 from mesh.slices import Slice
-from planner.cpsat.phase_rows import Side, by_place, least_by_cut, same_mesh, sides_of
+from planner.cpsat.phase_rows import PhaseRows, by_place, least_by_cut, phase_rows_of, same_mesh
 from planner.cpsat.rows import SLACK, boards
 from planner.cpsat.solver import Ended, run
 from planner.cpsat.specs import Stored
@@ -38,13 +38,13 @@ from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
 from planner.plan.plan import Plan
 from planner.query.query import CP_SAT, Query, check_solver
 from planner.search.candidate import Candidate, price_candidate
-from planner.search.problem import Found, make_problem
+from planner.search.problem import SearchResult, make_problem
 from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 from strategies.models.workload import LARGEST_CONTEXT, check_count
 from strategies.notation import SEQUENCE
 
 if TYPE_CHECKING:
-    from planner.cpsat.pair_model import Half, PairModel
+    from planner.cpsat.pair_model import PairModel, PhaseVariables
 
 CACHES = ("resharded", "equal")
 GROWTH = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, np.inf)
@@ -80,7 +80,7 @@ Pair = tuple[SharedCandidate, SharedCandidate, Proof]
 class _Best:
     """A pair that was found, and what it costs."""
 
-    halves: tuple[Half, Half]
+    halves: tuple[PhaseVariables, PhaseVariables]
 
     @property
     def cost_s(self) -> float:
@@ -107,10 +107,12 @@ def shared_pair(
     problems = [make_problem(request, slice_) for request in requests]
     batches = [request.work.batches[0] for request in requests]
     factors = (1 / batches[0], output / batches[1])
-    search = _Search(seconds)
-    for pair in same_mesh(boards(problems[0], Found()), boards(problems[1], Found())):
+    search = _PairSearch(seconds)
+    for pair in same_mesh(boards(problems[0], SearchResult()), boards(problems[1], SearchResult())):
         names: dict[Stored, int] = {}
-        sides = [sides_of([b], n, f, cache == "equal", names) for b, n, f in zip(pair, batches, factors, strict=True)]
+        sides = [
+            phase_rows_of([b], n, f, cache == "equal", names) for b, n, f in zip(pair, batches, factors, strict=True)
+        ]
         search.mesh(sides)
     best = search.ended_best()
     if best is None:
@@ -161,7 +163,7 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
         raise RuntimeError(f"CP-SAT found a pair of {pair_bytes(prefill, decode)} bytes; {usable} are usable")
 
 
-class _Search:
+class _PairSearch:
     """The best pair of the meshes so far, and what is proved of it."""
 
     def __init__(self, seconds: float | None) -> None:
@@ -170,7 +172,7 @@ class _Search:
         self.bound_s, self.wall_s, self.variables = np.inf, 0.0, 0
         self.cut_short = self.interrupted = False
 
-    def mesh(self, sides: Sequence[Sequence[Side]]) -> None:
+    def mesh(self, sides: Sequence[Sequence[PhaseRows]]) -> None:
         """Find the best pair of one mesh, if it is better than those of the meshes before."""
         from planner.cpsat.pair_model import PairModel
 

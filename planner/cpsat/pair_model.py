@@ -17,7 +17,7 @@ from itertools import permutations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from planner.cpsat.phase_rows import SideBlock, orders_of
+from planner.cpsat.phase_rows import PhaseBlock, orders_of
 from planner.cpsat.solver import Ended, scale_of
 from planner.cpsat.specs import Stored, ordered
 from planner.search.problem import Choice
@@ -28,10 +28,10 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Half:
+class PhaseVariables:
     """What one phase does: its block, the rows' places in the block, and its order of the mesh axes."""
 
-    block: SideBlock
+    block: PhaseBlock
     rows: tuple[int, ...]
     order: Order
 
@@ -53,7 +53,7 @@ class Half:
 class PairModel:
     """The model over blocks of both phases. `least_s`: no pair costs less."""
 
-    def __init__(self, blocks: Sequence[Sequence[SideBlock]], least_s: float) -> None:
+    def __init__(self, blocks: Sequence[Sequence[PhaseBlock]], least_s: float) -> None:
         self.blocks, self.model, self.least_s = blocks, cp_model.CpModel(), least_s
         side = blocks[0][0].side
         self.parts = len(side.rows)
@@ -186,15 +186,15 @@ class PairModel:
         self.model.add(self.cost <= round(cost))
         self.model.minimize(self.total)
 
-    def halves(self, ended: Ended) -> tuple[Half, Half]:
+    def halves(self, ended: Ended) -> tuple[PhaseVariables, PhaseVariables]:
         """The solution."""
         first, second = (self._half(phase, ended) for phase in range(2))
         return first, second
 
-    def _half(self, phase: int, ended: Ended) -> Half:
+    def _half(self, phase: int, ended: Ended) -> PhaseVariables:
         number = ended.chosen(self.z[phase])
         rows = tuple(ended.chosen(literals) for literals in self.x[phase][number])
-        return Half(self.blocks[phase][number], rows, self.orders[ended.chosen(self.order[phase])])
+        return PhaseVariables(self.blocks[phase][number], rows, self.orders[ended.chosen(self.order[phase])])
 
     def bound_s(self, ended: Ended) -> float:
         """No pair of these blocks costs less: the solver's bound without what was rounded."""

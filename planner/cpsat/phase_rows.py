@@ -19,23 +19,23 @@ from numpy.typing import NDArray
 
 from planner.cpsat.rows import SLACK
 from planner.cpsat.specs import Specs, Stored, specs_of, unordered, weights_of
-from planner.search.mesh_search import Board
+from planner.search.mesh_search import MeshSearch
 from planner.search.meshes import Mesh
-from planner.search.pareto import Options
+from planner.search.pareto import StateRows
 from planner.search.residuals import CODES
 from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Floats, Ints
 
 
 @dataclass(eq=False)
-class Side:
+class PhaseRows:
     """One phase on one mesh at one padded batch; `caches`: caches must be stored alike, too, and whole in S.
 
     Per component: `rows` that run the batch and alone fit, `seconds` [rows, residuals] times `factor`, bytes of weights
     and cache, and the number of what a row cuts, as in `names`, which both sides share.
     """
 
-    board: Board
+    board: MeshSearch
     column: int
     factor: float
     caches: bool
@@ -101,7 +101,7 @@ class Side:
         np.minimum.at(best, self.cut[i], self.seconds[i].min(axis=1))
         return best
 
-    def blocks(self, other: Sequence[Floats], limit: float) -> Iterator[SideBlock]:
+    def blocks(self, other: Sequence[Floats], limit: float) -> Iterator[PhaseBlock]:
         """The states that a pair within the limit may have, with the rows it may have there.
 
         `other`: per component, by what is cut, the least seconds of the other side.
@@ -122,46 +122,48 @@ class Side:
                 ]
                 yield self._block(state, residual, kept)
 
-    def _block(self, state: int, residual: int, kept: Sequence[NDArray[np.int64]]) -> SideBlock:
+    def _block(self, state: int, residual: int, kept: Sequence[NDArray[np.int64]]) -> PhaseBlock:
         options, specs = [], []
         for i, at in enumerate(kept):
             classes: dict[Stored, int] = {}
             stored = [self.stored(i, int(a), residual) for a in at]
             face = np.array([classes.setdefault(s, len(classes)) for s in stored], dtype=np.int64)
-            front = Options(at, self.seconds[i][at, residual], self.kv[i][at], self.peak[i][at]).front(1, face)
+            front = StateRows(at, self.seconds[i][at, residual], self.kv[i][at], self.peak[i][at]).front(1, face)
             options.append(front)
             specs.append([self.stored(i, int(a), residual) for a in front.row])
-        return SideBlock(self, state, residual, tuple(options), tuple(specs))
+        return PhaseBlock(self, state, residual, tuple(options), tuple(specs))
 
 
 @dataclass(frozen=True)
-class SideBlock:
+class PhaseBlock:
     """One state of a side: per component options (`row`: places among the side's rows) and their specs."""
 
-    side: Side
+    side: PhaseRows
     state: int
     residual: int
-    options: tuple[Options, ...]
+    options: tuple[StateRows, ...]
     specs: tuple[list[Stored], ...]
 
 
-def sides_of(boards: Sequence[Board], batch: int, factor: float, caches: bool, names: dict[Stored, int]) -> list[Side]:
+def phase_rows_of(
+    boards: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
+) -> list[PhaseRows]:
     """The sides of a phase on one mesh, one per padded batch."""
     return [
-        Side(board, column, factor, caches, names)
+        PhaseRows(board, column, factor, caches, names)
         for board in boards
         for column, (wanted, _) in enumerate(board.pairs)
         if wanted == batch
     ]
 
 
-def least_by_cut(sides: Sequence[Side]) -> list[Floats]:
+def least_by_cut(sides: Sequence[PhaseRows]) -> list[Floats]:
     """Per component, by what is cut, the least seconds of any padded batch."""
     parts = len(sides[0].rows)
     return [np.stack([side.least(i) for side in sides]).min(axis=0) for i in range(parts)]
 
 
-def orders_of(side: Side) -> dict[int, list[tuple[int, ...]]]:
+def orders_of(side: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
     """By state, the orders of the mesh axes that its prefixes stand for, and that a plan file can say.
 
     A file says the order of those that cut the same dim of the residual: so those of B come first, then those of T and
@@ -203,7 +205,7 @@ def _cuts_sequence(stored: Stored) -> bool:
     return any(not shape and bool(cuts[-1]) for _, shape, cuts in stored)
 
 
-def same_mesh(prefill: Sequence[Board], decode: Sequence[Board]) -> Iterator[tuple[Board, Board]]:
+def same_mesh(prefill: Sequence[MeshSearch], decode: Sequence[MeshSearch]) -> Iterator[tuple[MeshSearch, MeshSearch]]:
     """The boards of each mesh that both phases have."""
     for one in prefill:
         for other in decode:

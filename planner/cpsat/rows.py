@@ -20,11 +20,11 @@ from itertools import chain
 
 import numpy as np
 
-from planner.search.mesh_search import Board
+from planner.search.mesh_search import MeshSearch
 from planner.search.meshes import meshes
-from planner.search.pareto import Options
-from planner.search.problem import Choice, Found, Problem
-from planner.search.search import board_of, columns
+from planner.search.pareto import StateRows
+from planner.search.problem import Choice, Problem, SearchResult
+from planner.search.search import columns, mesh_search_of
 from strategies.readers.rates import Ints
 
 SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are kept
@@ -34,10 +34,10 @@ SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are 
 class Block:
     """Options of every component in one state of one mesh at one padded batch; `held`: bytes of the residual."""
 
-    board: Board
+    board: MeshSearch
     column: int
     state: int
-    options: tuple[Options, ...]
+    options: tuple[StateRows, ...]
 
     @property
     def residual(self) -> int:
@@ -93,7 +93,7 @@ class Block:
         return pick.body, pick.axes
 
 
-def within(options: Sequence[Options], most_s: float) -> list[Options]:
+def within(options: Sequence[StateRows], most_s: float) -> list[StateRows]:
     """Without those that take more than `most_s` even beside the least of all others."""
     least = [float(o.seconds.min()) for o in options]
     slack = most_s * (1 + SLACK) - sum(least)
@@ -118,12 +118,12 @@ def seconds_of(block: Block, rows: Sequence[int]) -> float:
     return sum(float(o.seconds[row]) for o, row in zip(block.options, rows, strict=True))
 
 
-def boards(problem: Problem, found: Found) -> list[Board]:
+def boards(problem: Problem, found: SearchResult) -> list[MeshSearch]:
     """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
     pairs = columns(problem.work.batches, problem.slice_.devices)
     result = []
     for mesh in meshes(problem.slice_, problem.cuts):
-        board = board_of(problem, mesh, pairs, found)
+        board = mesh_search_of(problem, mesh, pairs, found)
         if board is not None:
             found.candidates += board.candidates()
             found.evaluations += board.evaluations
@@ -131,7 +131,7 @@ def boards(problem: Problem, found: Found) -> list[Board]:
     return result
 
 
-def reduce_blocks(boards: Sequence[Board], batch: int, cutoff: bool = True) -> Reduced:
+def reduce_blocks(boards: Sequence[MeshSearch], batch: int, cutoff: bool = True) -> Reduced:
     """The blocks of a batch; without `cutoff` all of them, with every option that no other one beats."""
     usable = boards[0].problem.usable_bytes if boards else 0.0
     kept: list[Block] = []
@@ -153,10 +153,10 @@ def reduce_blocks(boards: Sequence[Board], batch: int, cutoff: bool = True) -> R
     return Reduced(tuple(kept), known)
 
 
-def _places(boards: Sequence[Board], batch: int) -> Iterator[tuple[float, Rows, int]]:
+def _places(boards: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
     """Every state of every mesh and padded batch that some layout has, least seconds first."""
     every = [
-        rows_on_faces(board, column)
+        rows_on_boundaries(board, column)
         for board in boards
         for column, (wanted, _) in enumerate(board.pairs)
         if wanted == batch
@@ -173,7 +173,7 @@ def _places(boards: Sequence[Board], batch: int) -> Iterator[tuple[float, Rows, 
 class Rows:
     """Rows of every component of a mesh that are looked at, at one padded batch."""
 
-    board: Board
+    board: MeshSearch
     column: int
     rows: tuple[Ints, ...]
 
@@ -194,7 +194,7 @@ class Rows:
         return Block(self.board, self.column, state, tuple(fronts))
 
 
-def all_rows(board: Board, column: int) -> Rows:
+def all_rows(board: MeshSearch, column: int) -> Rows:
     """Every row that runs the batch and that alone fits."""
     usable = board.problem.usable_bytes
     return Rows(
@@ -207,7 +207,7 @@ def all_rows(board: Board, column: int) -> Rows:
     )
 
 
-def rows_on_faces(board: Board, column: int) -> Rows:
+def rows_on_boundaries(board: MeshSearch, column: int) -> Rows:
     """Those that no other row of their face beats, in both sums of seconds, stored bytes and working set.
 
     Rows of one face pay the same glue in every state, so the other is no slower in any.
@@ -215,13 +215,15 @@ def rows_on_faces(board: Board, column: int) -> Rows:
     every = all_rows(board, column)
     kept = []
     for joined, rows in zip(board.joined, every.rows, strict=True):
-        late, stored, peak = (x[rows, column] for x in (joined.late_s, joined.stored_bytes, joined.peak_bytes))
-        front = Options(rows, late, stored, peak).front(1, joined.face[rows], early=joined.early_s[rows, column])
+        late, stored, peak = (x[rows, column] for x in (joined.reads_full_s, joined.stored_bytes, joined.peak_bytes))
+        front = StateRows(rows, late, stored, peak).front(
+            1, joined.face[rows], early=joined.hops_hidden_s[rows, column]
+        )
         kept.append(front.row)
     return replace(every, rows=tuple(kept))
 
 
-def _with_ties(options: Options, front: Options) -> Options:
+def _with_ties(options: StateRows, front: StateRows) -> StateRows:
     """The options whose seconds (to 12 digits) and stored bytes some option of the front has, too."""
     on_front = set(zip(map(_digits, front.seconds.tolist()), front.stored.tolist(), strict=True))
     every = zip(map(_digits, options.seconds.tolist()), options.stored.tolist(), strict=True)

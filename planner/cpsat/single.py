@@ -24,7 +24,7 @@ import numpy as np
 from planner.cpsat.rows import SLACK, Block, Reduced, all_rows, reduce_blocks
 from planner.cpsat.solver import Ended, Scale, run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
-from planner.search.mesh_search import Board
+from planner.search.mesh_search import MeshSearch
 from planner.search.problem import Choice, order_key
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def solve_batch(
-    boards: Sequence[Board], batch: int, seconds: float | None = None, cutoff: bool = True
+    boards: Sequence[MeshSearch], batch: int, seconds: float | None = None, cutoff: bool = True
 ) -> tuple[Choice | None, Proof]:
     """The best layout of one batch on boards that are priced already."""
     reduced = reduce_blocks(boards, batch, cutoff)
@@ -199,7 +199,7 @@ def _most_bytes(blocks: Sequence[Block], usable: float) -> float:
     return max(1.0, min(most, usable))
 
 
-def _first_of_ties(boards: Sequence[Board], reduced: Reduced, best: Choice) -> Choice:
+def _first_of_ties(boards: Sequence[MeshSearch], reduced: Reduced, best: Choice) -> Choice:
     """Of the layouts that take as long as the best (to 12 digits) the first by `order_key`, among all rows."""
     limit_s = best.step_s * (1 + 1e-12)
     blocks = []

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.component_rows import Joined
+from planner.search.component_rows import ComponentRows
 from planner.search.residuals import CODES
 from strategies.bind import axis_runs
 from strategies.notation import SEQUENCE, Axes, Program, Tensor
@@ -31,7 +31,7 @@ Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
 
 
 @dataclass(frozen=True)
-class Run:
+class SortedAxes:
     """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
 
     letters: Axes
@@ -39,8 +39,8 @@ class Run:
 
 
 @cache
-def _runs(program: Program, tensor: Tensor) -> tuple[tuple[Run, ...], ...]:
-    return tuple(tuple(Run(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
+def _runs(program: Program, tensor: Tensor) -> tuple[tuple[SortedAxes, ...], ...]:
+    return tuple(tuple(SortedAxes(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
@@ -52,7 +52,7 @@ def weight_types(program: Program) -> tuple[Tensor, ...]:
 class Specs:
     """Specs of a component's rows at one padded batch. `caches`: also of the caches, the sequence last."""
 
-    joined: Joined
+    joined: ComponentRows
     sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
     caches: bool
 
@@ -78,7 +78,7 @@ class Specs:
         return tuple(_groups(runs, plays, residual) for runs in _runs(program, t))
 
 
-def _groups(runs: Sequence[Run], plays: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+def _groups(runs: Sequence[SortedAxes], plays: dict[str, list[int]], residual: Sequence[int]) -> Groups:
     found = []
     for run in runs:
         axes = sorted(axis for letter in run.letters for axis in plays.get(letter, ()))
@@ -90,7 +90,7 @@ def _groups(runs: Sequence[Run], plays: dict[str, list[int]], residual: Sequence
     return tuple(group for group in found if group)
 
 
-def specs_of(joined: Joined, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
+def specs_of(joined: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
     """The specs of a component on one mesh at one of its padded batches."""
     sizes = []
     for table in joined.tables:
@@ -101,7 +101,7 @@ def specs_of(joined: Joined, rates: Rates, batches: Ints, column: int, caches: b
     return Specs(joined, sizes, caches)
 
 
-def weights_of(joined: Joined, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
+def weights_of(joined: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
     """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
     found = []
     for table in joined.tables:

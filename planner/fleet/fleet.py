@@ -13,8 +13,8 @@ from planner.fleet.problem import ROLES, FleetProblem
 from planner.fleet.query import FleetQuery
 from planner.fleet.reasons import quota_reason, why_not
 from planner.fleet.result import fleet_of
-from planner.fleet.servers import Offers, find_offers, problem_of
-from planner.fleet.solver import Solved, solve_fleet
+from planner.fleet.servers import ServerOptions, find_offers, problem_of
+from planner.fleet.solver import FleetSolution, solve_fleet
 from planner.plan.planfile import INTERRUPTED, SCHEMA, PlanFile, Search
 from planner.query.query import Progress, silent
 
@@ -61,7 +61,7 @@ def make_fleet(asked: FleetQuery, progress: Progress = silent) -> PlanFile:
     )
 
 
-def _nothing_found(problem: FleetProblem, solved: Solved | None, asked: FleetQuery) -> str:
+def _nothing_found(problem: FleetProblem, solved: FleetSolution | None, asked: FleetQuery) -> str:
     if solved is not None and solved.ended:
         return f"no fleet was found in {asked.query.solver_seconds:g} s of solving, and none was ruled out; allow more"
     reason = quota_reason(problem)
@@ -70,14 +70,14 @@ def _nothing_found(problem: FleetProblem, solved: Solved | None, asked: FleetQue
     return f"{reason}; {asked.traffic.requests_per_s:g} requests/s may take {asked.utilisation:.0%} of the rates"
 
 
-def _covered(offers: Offers, started: float) -> Search:
+def _covered(offers: ServerOptions, started: float) -> Search:
     how = INTERRUPTED if offers.interrupted else "exhaustive, each slice, role and batch alone"
     found = covered(offers.found.values(), started, how)
     rate = found.evaluations / offers.search_s if offers.search_s else 0.0
     return msgspec.structs.replace(found, evaluations_per_s=rate)
 
 
-def _notes(asked: FleetQuery, offers: Offers) -> tuple[str, ...]:
+def _notes(asked: FleetQuery, offers: ServerOptions) -> tuple[str, ...]:
     notes = []
     if offers.interrupted:
         notes.append("interrupted: not every slice of the quota was searched; the proof is of the servers found so far")

@@ -80,7 +80,7 @@ def check_fleet(problem: FleetProblem, counts: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True)
-class Whole:
+class IntegerProblem:
     """The problem in integers: rates, their demand, the most of each server that could be of use, and costs."""
 
     rates: tuple[int, ...]
@@ -90,7 +90,7 @@ class Whole:
     cost_scale: Fraction
 
 
-def whole_numbers(problem: FleetProblem) -> Whole:
+def whole_numbers(problem: FleetProblem) -> IntegerProblem:
     """Rates are capped at the demand, which is all that a server can be needed for.
 
     More servers of a kind than serve the demand alone, or than the quota holds, are of no use.
@@ -106,7 +106,7 @@ def whole_numbers(problem: FleetProblem) -> Whole:
         for s, r in zip(problem.servers, rates, strict=True)
     )
     costs, cost_scale = _whole_costs([s.cost for s in problem.servers], most)
-    return Whole(rates, need, most, costs, cost_scale)
+    return IntegerProblem(rates, need, most, costs, cost_scale)
 
 
 def _whole_costs(costs: Sequence[Fraction], most: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
@@ -136,7 +136,7 @@ def least_cost(problem: FleetProblem) -> Fraction:
     return total
 
 
-def first_guess(problem: FleetProblem, whole: Whole) -> tuple[int, ...] | None:
+def first_guess(problem: FleetProblem, whole: IntegerProblem) -> tuple[int, ...] | None:
     """A fleet at hand: for each role the servers with the least cost per request, as the quota holds them."""
     counts, left = [0] * len(problem.servers), dict(problem.quota)
     for role in ROLES:

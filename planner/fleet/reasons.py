@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from mesh.slices import Slice, slices_of
-from planner.fleet.problem import ROLES, FleetProblem, Whole, whole_numbers
+from planner.fleet.problem import ROLES, FleetProblem, IntegerProblem, whole_numbers
 from planner.fleet.query import FleetQuery
-from planner.fleet.servers import Offers, ttft_s
-from planner.fleet.solver import add_barred, add_demand, chips_used, run_sums
+from planner.fleet.servers import ServerOptions, ttft_s
+from planner.fleet.solver import add_demand, add_excluded, chips_used, run_sums
 from planner.numbers import digits
 from planner.search.footprint import Footprints
 from planner.search.problem import make_problem
@@ -23,7 +23,7 @@ _EFFORT = 10.0
 """Deterministic seconds of the solver for each question."""
 
 
-def why_not(asked: FleetQuery, offers: Offers, problem: FleetProblem) -> str | None:
+def why_not(asked: FleetQuery, offers: ServerOptions, problem: FleetProblem) -> str | None:
     """Why there can be no fleet whatever the quota: nothing fits a role, or nothing meets a target."""
     for role in ROLES:
         if role not in offers.shortest:
@@ -48,7 +48,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms"
 
 
-def _fits_nowhere(asked: FleetQuery, offers: Offers, role: str) -> str:
+def _fits_nowhere(asked: FleetQuery, offers: ServerOptions, role: str) -> str:
     """Which slice came closest to hold one batch of the role, and by how much it failed."""
     closest = []
     for slice_ in asked.query.slices:
@@ -134,7 +134,7 @@ def missing_chips(problem: FleetProblem) -> dict[str, int] | None:
     largest = sum(n * s.chips for n, s in zip(whole.most, problem.servers, strict=True))
     extra = [model.new_int_var(0, largest, chip) for chip in chips]
     add_demand(model, problem, whole, counts)
-    add_barred(model, problem, counts)
+    add_excluded(model, problem, counts)
     for chip, more in zip(chips, extra, strict=True):
         model.add(chips_used(problem, counts, chip) <= problem.quota.get(chip, 0) + more)
     model.minimize(sum(extra))
@@ -150,7 +150,7 @@ def _best_values(model: cp_model.CpModel, variables: Sequence[cp_model.IntVar]) 
     return ended.values(variables)
 
 
-def _without_quota(problem: FleetProblem) -> Whole:
+def _without_quota(problem: FleetProblem) -> IntegerProblem:
     """The integers of the problem with as many chips as every server could be of use for."""
     demand = Fraction(problem.demand_per_s)
     needed = [s.chips * (int(demand / Fraction(s.requests_per_s)) + 2) for s in problem.servers if s.requests_per_s > 0]

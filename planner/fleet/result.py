@@ -8,15 +8,19 @@ import msgspec
 
 from planner.fleet.problem import FleetProblem
 from planner.fleet.query import FleetQuery
-from planner.fleet.servers import Offer, transfer_s, ttft_s
-from planner.fleet.solver import Solved
+from planner.fleet.servers import ServerOption, transfer_s, ttft_s
+from planner.fleet.solver import FleetSolution
 from planner.plan.file_fleet import Fleet, FleetMember, FleetQuota
 from planner.plan.transfer import chip_dcn_bytes_per_s, request_cache_bytes
 from planner.query.targets import dollars_per_million_tokens
 
 
 def fleet_of(
-    asked: FleetQuery, problem: FleetProblem, solved: Solved, used: Sequence[tuple[Offer, int]], interrupted: bool
+    asked: FleetQuery,
+    problem: FleetProblem,
+    solved: FleetSolution,
+    used: Sequence[tuple[ServerOption, int]],
+    interrupted: bool,
 ) -> Fleet:
     """The fleet of the servers that are used, in the order of their plans. Raises `RuntimeError` without a proof."""
     if solved.counts is None or solved.proof is None:
@@ -47,12 +51,12 @@ def fleet_of(
     )
 
 
-def _used(used: Sequence[tuple[Offer, int]], chip: str) -> int:
+def _used(used: Sequence[tuple[ServerOption, int]], chip: str) -> int:
     """Chips of a kind, whose name in the quota is in small letters."""
     return sum(n * one.slice_.chips for one, n in used if one.slice_.chip.name.lower() == chip)
 
 
-def _member(asked: FleetQuery, number: int, one: Offer, count: int) -> FleetMember:
+def _member(asked: FleetQuery, number: int, one: ServerOption, count: int) -> FleetMember:
     slice_ = one.slice_
     cost = asked.cost(slice_.chip.name, slice_.chips)
     return FleetMember(

@@ -30,19 +30,19 @@ from planner.fleet.query import FleetQuery
 from planner.fleet.solver import cost_of_some_fleet
 from planner.parallel import in_parallel
 from planner.plan.plan import Plan
-from planner.plan.transfer import DCN_LATENCY_S, Side, Transfer, side_of, transfer
+from planner.plan.transfer import DCN_LATENCY_S, Transfer, TransferEnd, transfer, transfer_end_of
 from planner.query.query import Progress, Query
 from planner.search.candidate import Candidate, price_candidate
 from planner.search.pareto import undominated
-from planner.search.problem import Found, Problem
-from planner.serve.rates import Steps, decode_rate, prefill_rate
+from planner.search.problem import Problem, SearchResult
+from planner.serve.rates import PhaseTimes, decode_rate, prefill_rate
 
 AT_ONCE = 2
 """Slices that are searched together, in both roles, in as many processes; always as many, on any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class ServerOption:
     """A plan as a server. `moves`: what moving the caches of so many requests takes this side; `step_s`: at worst."""
 
     role: str
@@ -60,31 +60,31 @@ class Offer:
 
 
 @dataclass
-class Offers:
+class ServerOptions:
     """All servers, what the searches found, and the shortest step of each role, with its name, whatever the targets.
 
     `interrupted`: before all slices were searched. `skipped`: slices that cost too much to be of use. `search_s`: what
     the searches took.
     """
 
-    every: list[Offer] = field(default_factory=list)
-    found: dict[str, Found] = field(default_factory=dict)
+    every: list[ServerOption] = field(default_factory=list)
+    found: dict[str, SearchResult] = field(default_factory=dict)
     shortest: dict[str, tuple[float, str]] = field(default_factory=dict)
     interrupted: bool = False
     skipped: int = 0
     search_s: float = 0.0
 
-    def of(self, role: str) -> list[Offer]:
+    def of(self, role: str) -> list[ServerOption]:
         """The offers of one role."""
         return [one for one in self.every if one.role == role]
 
 
-def find_offers(asked: FleetQuery, progress: Progress) -> Offers:
+def find_offers(asked: FleetQuery, progress: Progress) -> ServerOptions:
     """Search the slices in both roles, cheap ones first; an interrupt keeps what was found until then.
 
     A slice that alone costs as much as a fleet that was found can be in no better one: it is skipped.
     """
-    offers = Offers()
+    offers = ServerOptions()
     started = time.perf_counter()
     order = sorted(asked.query.slices, key=lambda s: (asked.cost(s.chip.name, s.chips), s.chips, s.name))
     try:
@@ -100,7 +100,7 @@ def find_offers(asked: FleetQuery, progress: Progress) -> Offers:
     return offers
 
 
-def least_found(asked: FleetQuery, offers: Offers, dearest: Fraction) -> Fraction | None:
+def least_found(asked: FleetQuery, offers: ServerOptions, dearest: Fraction) -> Fraction | None:
     """The cost of a fleet of these offers; None where none was found, or none can cost so little as `dearest`."""
     if not all(offers.of(role) for role in ROLES):
         return None
@@ -108,7 +108,7 @@ def least_found(asked: FleetQuery, offers: Offers, dearest: Fraction) -> Fractio
     return cost_of_some_fleet(problem) if least_cost(problem) <= dearest else None
 
 
-def _search(asked: FleetQuery, slices: Sequence[Slice], offers: Offers, progress: Progress) -> None:
+def _search(asked: FleetQuery, slices: Sequence[Slice], offers: ServerOptions, progress: Progress) -> None:
     queries = [asked.of(role, slice_) for slice_ in slices for role in ROLES]
     by_place = {(query.slices[0].name, query.work.phase): query for query in queries}
     results = in_parallel([(query, query.slices[0]) for query in queries], search_slice, asked.query.workers)
@@ -120,14 +120,14 @@ def _search(asked: FleetQuery, slices: Sequence[Slice], offers: Offers, progress
             raise KeyboardInterrupt
 
 
-def _add(asked: FleetQuery, query: Query, found: Found, problem: Problem, offers: Offers) -> None:
+def _add(asked: FleetQuery, query: Query, found: SearchResult, problem: Problem, offers: ServerOptions) -> None:
     """Price what was found, and keep what is within the targets."""
     slice_, role = problem.slice_, problem.work.phase
     offers.found[f"{slice_.name} {role}"] = found
     limit_s = asked.query.targets.max_ttft_s if role == "prefill" else asked.query.targets.max_step_s
     bests = [Candidate(slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
     for candidate in front(bests):
-        offer = offer_of(asked, slice_, price_candidate(candidate, query))
+        offer = server_option(asked, slice_, price_candidate(candidate, query))
         shortest = (offer.step_s, offer.name)
         offers.shortest[role] = min(offers.shortest.get(role, shortest), shortest)
         if limit_s is None or offer.step_s <= limit_s:
@@ -140,22 +140,22 @@ def front(candidates: Sequence[Candidate]) -> list[Candidate]:
     return undominated(in_order, lambda c: (c.choice.step_s, -c.tokens_per_s))
 
 
-def offer_of(asked: FleetQuery, slice_: Slice, plan: Plan) -> Offer:
+def server_option(asked: FleetQuery, slice_: Slice, plan: Plan) -> ServerOption:
     """A plan as a server: what it does in the traffic."""
-    side, batch, step_s = side_of(plan, slice_, asked.traffic.input), plan.batch, plan.cost.step_s
+    side, batch, step_s = transfer_end_of(plan, slice_, asked.traffic.input), plan.batch, plan.cost.step_s
     if plan.phase == "prefill":
         moved = transfer(side, side, batch)
-        steps = Steps(prefill_s=step_s, prefill_batch=batch, decode_s=0.0, decode_batch=1, output=1)
+        steps = PhaseTimes(prefill_s=step_s, prefill_batch=batch, decode_s=0.0, decode_batch=1, output=1)
         rate, alone = prefill_rate(steps, moved), batch / step_s
         moves, worst_s = {batch: moved}, step_s
     else:
         moves = _moves(side, asked.prefill_batches)
         output = asked.traffic.output
         copies_s = moves[1].copies_s
-        steps = Steps(prefill_s=0.0, prefill_batch=1, decode_s=step_s, decode_batch=batch, output=output)
+        steps = PhaseTimes(prefill_s=0.0, prefill_batch=1, decode_s=step_s, decode_batch=batch, output=output)
         rate, alone = decode_rate(steps, moves[1]), batch / (output * step_s + batch * copies_s)
         worst_s = step_s + ceil(batch / output) * copies_s
-    return Offer(
+    return ServerOption(
         role=plan.phase,
         slice_=slice_,
         plan=plan,
@@ -166,24 +166,24 @@ def offer_of(asked: FleetQuery, slice_: Slice, plan: Plan) -> Offer:
     )
 
 
-def _moves(side: Side, batches: Sequence[int]) -> dict[int, Transfer]:
+def _moves(side: TransferEnd, batches: Sequence[int]) -> dict[int, Transfer]:
     return {requests: transfer(side, side, requests) for requests in sorted({1, *batches})}
 
 
-def transfer_s(prefill: Offer, decode: Offer) -> float:
+def transfer_s(prefill: ServerOption, decode: ServerOption) -> float:
     """Seconds to move the caches of one prefill batch: `transfer` between the two sides."""
     requests = prefill.plan.batch
     sends, receives = prefill.moves[requests], decode.moves[requests]
     return DCN_LATENCY_S + max(sends.send_s, receives.receive_s) + receives.copies_s
 
 
-def ttft_s(prefill: Offer, decode: Offer, requests_per_s: float) -> float:
+def ttft_s(prefill: ServerOption, decode: ServerOption, requests_per_s: float) -> float:
     """Time to the first token, at worst: see the module."""
     gather_s = (prefill.plan.batch - 1) / requests_per_s
     return gather_s + prefill.step_s + transfer_s(prefill, decode) + decode.step_s + decode.plan.cost.step_s
 
 
-def problem_of(asked: FleetQuery, offers: Offers) -> FleetProblem:
+def problem_of(asked: FleetQuery, offers: ServerOptions) -> FleetProblem:
     """The choice of numbers: servers in the order of the offers; pairs that break the TTFT target are barred."""
     servers = [
         Server(
@@ -198,10 +198,10 @@ def problem_of(asked: FleetQuery, offers: Offers) -> FleetProblem:
         for one in offers.every
     ]
     quota = {s.chip: asked.quota[s.chip.lower()] for s in servers}
-    return FleetProblem(servers, asked.demand_per_s, quota, _barred(asked, offers))
+    return FleetProblem(servers, asked.demand_per_s, quota, _excluded(asked, offers))
 
 
-def _barred(asked: FleetQuery, offers: Offers) -> list[tuple[int, int]]:
+def _excluded(asked: FleetQuery, offers: ServerOptions) -> list[tuple[int, int]]:
     most_s = asked.query.targets.max_ttft_s
     if most_s is None:
         return []

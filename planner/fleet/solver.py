@@ -18,8 +18,8 @@ from planner.cpsat.solver import Ended, run
 from planner.fleet.problem import (
     ROLES,
     FleetProblem,
+    IntegerProblem,
     Server,
-    Whole,
     check_fleet,
     first_guess,
     least_cost,
@@ -43,7 +43,7 @@ _LINEARIZATION = 2
 
 
 @dataclass(frozen=True)
-class Solved:
+class FleetSolution:
     """How many of each server, in the order of the problem's, and the proof.
 
     `counts` is None where the demand cannot be served, or where nothing was found before `ended`, a time limit or an
@@ -55,7 +55,7 @@ class Solved:
     ended: str | None = None
 
 
-def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> Solved:
+def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> FleetSolution:
     """The cheapest fleet; ties break on chips, then servers, then the sum of their steps.
 
     `seconds` limits the wall time; the result does not depend on the order of servers or quota. Raises
@@ -76,14 +76,14 @@ def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> Solved:
         return solved
     counts = tuple(solved.counts[place[i]] for i in range(len(order)))
     check_fleet(problem, counts)
-    return Solved(counts, solved.proof, solved.ended)
+    return FleetSolution(counts, solved.proof, solved.ended)
 
 
 def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
     """The cost of a good fleet, soon found and not proved; None where none was. Raises `KeyboardInterrupt`."""
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
-    fleets = Run(problem, whole, None)
+    fleets = FleetModel(problem, whole, None)
     found = fleets.minimise(whole.costs, guess, _GUESS_EFFORT)
     if found.interrupted:
         raise KeyboardInterrupt
@@ -99,17 +99,17 @@ def _server_key(server: Server) -> tuple[object, ...]:
     return (s.chip, ROLES.index(s.role), s.chips, -s.requests_per_s, s.cost, s.step_s, s.name)
 
 
-def _solve(problem: FleetProblem, seconds: float | None) -> Solved:
+def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
     started = time.perf_counter()
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
-    fleets = Run(problem, whole, started + seconds if seconds is not None else None)
+    fleets = FleetModel(problem, whole, started + seconds if seconds is not None else None)
     found = fleets.minimise(whole.costs, guess)
     if found.status == INFEASIBLE:
-        return Solved(None, None)
+        return FleetSolution(None, None)
     counts = found.values(fleets.counts) or guess
     if counts is None:
-        return Solved(None, None, fleets.ended)
+        return FleetSolution(None, None, fleets.ended)
     cost = problem.cost(counts)
     bound = cost
     if found.status == OPTIMAL:
@@ -128,7 +128,7 @@ def _solve(problem: FleetProblem, seconds: float | None) -> Solved:
         seconds=seconds,
         interrupted=fleets.ended == "interrupt",
     )
-    return Solved(counts, proof, fleets.ended)
+    return FleetSolution(counts, proof, fleets.ended)
 
 
 def run_sums(model: cp_model.CpModel, seconds: float | None = None, effort: float | None = None) -> Ended:
@@ -136,13 +136,13 @@ def run_sums(model: cp_model.CpModel, seconds: float | None = None, effort: floa
     return run(model, seconds, effort=effort, linearization=_LINEARIZATION, seed=0)
 
 
-class Run:
+class FleetModel:
     """The CP-SAT model of a fleet, minimised for one objective after the other within one time limit.
 
     `ended`: what kept the last objective from its proof: a time limit, an interrupt, or nothing.
     """
 
-    def __init__(self, problem: FleetProblem, whole: Whole, until: float | None) -> None:
+    def __init__(self, problem: FleetProblem, whole: IntegerProblem, until: float | None) -> None:
         from ortools.sat.python import cp_model
 
         self.problem, self.whole, self.until = problem, whole, until
@@ -152,7 +152,7 @@ class Run:
         add_demand(self.model, problem, whole, self.counts)
         for chip in sorted({s.chip for s in problem.servers}):
             self.model.add(chips_used(problem, self.counts, chip) <= problem.quota.get(chip, 0))
-        add_barred(self.model, problem, self.counts)
+        add_excluded(self.model, problem, self.counts)
 
     def minimise(self, weights: Sequence[int], hint: Sequence[int] | None, effort: float | None = None) -> Ended:
         """The least weighted sum of counts, starting from a hint where there is one."""
@@ -182,7 +182,9 @@ class Run:
         return counts
 
 
-def add_demand(model: cp_model.CpModel, problem: FleetProblem, whole: Whole, counts: Sequence[cp_model.IntVar]) -> None:
+def add_demand(
+    model: cp_model.CpModel, problem: FleetProblem, whole: IntegerProblem, counts: Sequence[cp_model.IntVar]
+) -> None:
     """Each role serves the demand."""
     for role in ROLES:
         mine = [i for i, s in enumerate(problem.servers) if s.role == role]
@@ -194,7 +196,7 @@ def chips_used(problem: FleetProblem, counts: Sequence[cp_model.IntVar], chip: s
     return sum(s.chips * n for s, n in zip(problem.servers, counts, strict=True) if s.chip == chip)
 
 
-def add_barred(model: cp_model.CpModel, problem: FleetProblem, counts: Sequence[cp_model.IntVar]) -> None:
+def add_excluded(model: cp_model.CpModel, problem: FleetProblem, counts: Sequence[cp_model.IntVar]) -> None:
     """Of no barred pair both are used."""
     used: dict[int, cp_model.IntVar] = {}
     for i in sorted({i for pair in problem.barred for i in pair}):

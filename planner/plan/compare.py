@@ -24,7 +24,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """Why `loser` lost: by how much, in which step most, and which +-20% would turn it."""
 
     margin_s: float
@@ -86,7 +86,7 @@ class _Hiding:
         return self.layers * float(overlapped_s(self.roof_s, self.behind_s, self.wait_s, self.spare_s, prefetch_s))
 
 
-def compare(winner: Plan, loser: Plan) -> Comparison:
+def compare(winner: Plan, loser: Plan) -> PlanComparison:
     """Compare two plans of one slice and batch."""
     margin = loser.cost.step_s - winner.cost.step_s
     gains = _by_role(loser)
@@ -95,7 +95,7 @@ def compare(winner: Plan, loser: Plan) -> Comparison:
         gains[key] = (before - seconds, step)
     key = max(gains, key=lambda k: (gains[k][0], k))
     seconds, step = gains[key]
-    return Comparison(
+    return PlanComparison(
         margin_s=margin,
         margin=margin / winner.cost.step_s,
         deciding_text=step.text if step else key[2],

@@ -12,7 +12,7 @@ from planner.plan.transfer import Transfer
 MODES = ("batched", "interleaved", "disaggregated")
 
 
-class Pace(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one user sees, and how many requests are done: formulas in `planner.serve.rates`.
 
     `ttft_s`, `per_token_s`: means over requests that come at any time; `worst_*`: the longest of them.
@@ -33,7 +33,7 @@ class Pace(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.ttft_s + (output - 1) * self.per_token_s
 
 
-class Move(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Reshard(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tensors that go from one layout to another on a slice: bytes that the busiest device receives, and seconds.
 
     `gathered_s` of the seconds are AllGathers, `swapped_s` AllToAlls over ICI, `hbm_s` the copy within HBM.
@@ -46,7 +46,7 @@ class Move(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seconds: float = 0.0
 
 
-class Together(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SharedHbm(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Both plans in the HBM of one slice, per device. `weights`: how those of the two plans are kept.
 
     `shared`: one copy, as both plans cut every weight the same way. `copies`: of those that they do not, two, the
@@ -64,8 +64,8 @@ class Together(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     total_bytes: float
     usable_bytes: float
     fullest: str
-    switch: Move
-    insert: Move
+    switch: Reshard
+    insert: Reshard
     proof: Proof | None = None
 
 
@@ -85,12 +85,12 @@ class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ratio: float | None
     replicas: int
     chips: int
-    pace: Pace
+    pace: Latencies
     tokens_per_s: float
     tokens_per_s_per_chip: float
     dollars_per_million_tokens: float | None
     transfer: Transfer | None
-    together: Together | None
+    together: SharedHbm | None
 
 
 class Serving(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):

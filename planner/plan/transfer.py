@@ -67,7 +67,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Side:
+class TransferEnd:
     """One end of a transfer: a slice and the caches of one request on it."""
 
     slice_: Slice
@@ -103,7 +103,7 @@ def chip_dcn_bytes_per_s(slice_: Slice) -> float:
     return min(chip.dcn_bytes_per_s, chip.pcie_bytes_per_s or chip.dcn_bytes_per_s)
 
 
-def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
+def transfer_end_of(plan: Plan, slice_: Slice, tokens: int) -> TransferEnd:
     """The side that a plan's own cache specs give, for requests of `tokens` tokens."""
     sizes, pieces = plan.mesh.sizes, dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     shares = []
@@ -121,10 +121,10 @@ def side_of(plan: Plan, slice_: Slice, tokens: int) -> Side:
                     copied=tuple(p for name in sizes if name not in cut for p in pieces[name]),
                 )
             )
-    return Side(slice_, tuple(shares))
+    return TransferEnd(slice_, tuple(shares))
 
 
-def transfer(source: Side, target: Side, requests: int = 1) -> Transfer:
+def transfer(source: TransferEnd, target: TransferEnd, requests: int = 1) -> Transfer:
     """Price moving the caches of `requests` prompts, which are prefilled in one step, from `source` to `target`.
 
     On each side a chip moves, per component, ceil(requests / batch_ways) requests' bytes over the chips that hold one
@@ -149,7 +149,7 @@ def transfer(source: Side, target: Side, requests: int = 1) -> Transfer:
     )
 
 
-def _dcn_s(side: Side, requests: int) -> float:
+def _dcn_s(side: TransferEnd, requests: int) -> float:
     """Seconds of the busiest chip: its bytes of each component, each entry once, through its share of the cards."""
     per_chip = chip_dcn_bytes_per_s(side.slice_)
     chips = side.slice_.chips

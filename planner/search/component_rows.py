@@ -8,7 +8,7 @@ body: with T, w, s a body's seconds, its hops and launches, and its room, and G,
 
     T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
 
-the larger of two sums of the body's and the glue's own terms, `early_s` and `late_s`.
+the larger of two sums of the body's and the glue's own terms, `hops_hidden_s` and `reads_full_s`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from planner.search.residuals import CODES
 from strategies.components import Component
 from strategies.readers.rates import Floats, Ints
 from strategies.residual_program import GIVEN
-from strategies.tables.tables import Table
+from strategies.tables.tables import PriceTable
 
 READ = {code: i for i, code in enumerate(CODES)}
 GIVE = {code: i for i, code in enumerate(GIVEN)}
 
 
 @dataclass
-class Joined:
+class ComponentRows:
     """Rows of every body of a component, as flat arrays: `face` numbers the faces, `columns` are of the tables."""
 
     component: Component
-    tables: Sequence[Table]
+    tables: Sequence[PriceTable]
     table_of: Ints
     row_of: Ints
-    early_s: Floats
-    late_s: Floats
+    hops_hidden_s: Floats
+    reads_full_s: Floats
     stored_bytes: Floats
     face: Ints
     reads: Ints
@@ -51,12 +51,12 @@ class Joined:
     @cached_property
     def possible(self) -> NDArray[np.bool_]:
         """[rows, columns]: whether an assignment runs a batch."""
-        return np.isfinite(self.late_s)
+        return np.isfinite(self.reads_full_s)
 
     @cached_property
     def peak_bytes(self) -> Floats:
         """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
-        found = np.empty(self.late_s.shape)
+        found = np.empty(self.reads_full_s.shape)
         for number, table in enumerate(self.tables):
             mine = np.flatnonzero(self.table_of == number)
             found[mine] = table.peak_bytes(self.row_of[mine], self.columns)
@@ -67,29 +67,29 @@ class Joined:
         """[faces, columns]: the least early and late seconds of one layer, without glue."""
         order = np.argsort(self.face, kind="stable")
         starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
-        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.early_s, self.late_s))
+        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s))
         return early, late
 
     @cached_property
-    def least_late_s(self) -> Floats:
+    def least_reads_full_s(self) -> Floats:
         """[columns]: the least late seconds of one layer."""
-        return np.asarray(self.late_s.min(axis=0))
+        return np.asarray(self.reads_full_s.min(axis=0))
 
     def pick(self, row: int) -> Pick:
         """What the component does in a row."""
         table = self.tables[self.table_of[row]]
         return Pick(self.component.name, table.body.name, tuple(table.choices[c] for c in table.rows[self.row_of[row]]))
 
-    def take(self, rows: Ints, columns: Ints) -> Joined:
+    def take(self, rows: Ints, columns: Ints) -> ComponentRows:
         """These rows and columns only."""
         faces, face = np.unique(self.face[rows], return_inverse=True)
-        taken = Joined(
+        taken = ComponentRows(
             self.component,
             self.tables,
             self.table_of[rows],
             self.row_of[rows],
-            self.early_s[rows][:, columns],
-            self.late_s[rows][:, columns],
+            self.hops_hidden_s[rows][:, columns],
+            self.reads_full_s[rows][:, columns],
             self.stored_bytes[rows][:, columns],
             face.reshape(-1),
             self.reads[faces],
@@ -101,7 +101,7 @@ class Joined:
         return taken
 
 
-def join(component: Component, tables: Sequence[Table]) -> Joined | None:
+def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | None:
     """Flatten the tables of a component's bodies; None where no assignment is possible."""
     faces, rows, numbers = [], [], []
     for number, table in enumerate(tables):
@@ -117,7 +117,7 @@ def join(component: Component, tables: Sequence[Table]) -> Joined | None:
     axes = face.shape[1] // 2
     runs = [t.ok & np.isfinite(t.step_s) for t in tables]
     waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
-    return Joined(
+    return ComponentRows(
         component,
         tables,
         np.concatenate(numbers),
@@ -143,7 +143,7 @@ def unique_rows(face: Ints) -> tuple[Ints, Ints]:
     return face[first], inverse.reshape(-1)
 
 
-def prefix_masks(joined: Joined, cuts: Ints) -> tuple[Ints, Ints, Ints]:
+def prefix_masks(joined: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
     """[faces, residuals]: sets of axes that must be prefixes of the residual's order.
 
     They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.

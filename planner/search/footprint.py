@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from mesh.slices import Slice
 from planner.query.query import TWO
-from planner.search.component_rows import Joined, prefix_masks
-from planner.search.mesh_search import Board
+from planner.search.component_rows import ComponentRows, prefix_masks
+from planner.search.mesh_search import MeshSearch
 from planner.search.meshes import Mesh, meshes
-from planner.search.problem import Choice, Found, Problem
-from planner.search.reshard_costs import price_glue
+from planner.search.problem import Choice, Problem, SearchResult
+from planner.search.reshard_costs import price_reshards
 from planner.search.residuals import CODES, States
-from planner.search.search import board_of
+from planner.search.search import mesh_search_of
 from strategies.readers.rates import Floats, Ints
 
 Pairs = Sequence[tuple[int, int]]
@@ -90,7 +90,7 @@ def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
     """The same on one mesh."""
-    board = board_of(problem, mesh, pairs, Found())
+    board = mesh_search_of(problem, mesh, pairs, SearchResult())
     if board is None:
         return Need(None, inf)
     memory = _Memory(board)
@@ -106,7 +106,7 @@ def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
 class _Memory:
     """What layouts of a board need; columns are batches."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: MeshSearch) -> None:
         self.board, self.joined, self.states = board, board.joined, board.state
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
 
@@ -171,7 +171,7 @@ class _Memory:
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
             board, problem = self.board, self.board.problem
             batches = board.batches[:, column : column + 1]
-            glue, _ = price_glue(self.joined, state, problem.work.phase, board.rates, problem.fast, batches)
+            glue, _ = price_reshards(self.joined, state, problem.work.phase, board.rates, problem.fast, batches)
             self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
         return self.met[residual, column]
 
@@ -185,7 +185,7 @@ def _least_within(tables: Sequence[Floats], faces: Sequence[NDArray[np.bool_]], 
     return place, float(needs[place])
 
 
-def _prefixed(joined: Joined, state: States) -> NDArray[np.bool_]:
+def _prefixed(joined: ComponentRows, state: States) -> NDArray[np.bool_]:
     """[states, faces]: whether the axes that a face keeps are prefixes of the residual's order."""
     rows = np.arange(len(state.residual))[:, None]
     masks = prefix_masks(joined, state.cuts)
@@ -196,7 +196,7 @@ def _least(values: Floats, possible: NDArray[np.bool_]) -> float:
     return float(values[possible].min()) if possible.any() else inf
 
 
-def _stored_within(joined: Joined, column: int, limits: Floats) -> Floats:
+def _stored_within(joined: ComponentRows, column: int, limits: Floats) -> Floats:
     """[faces, limits]: the least stored bytes of a face's assignments whose working set is within the limit."""
     stored = np.full((len(joined.reads), len(limits)), inf)
     rows = np.flatnonzero(joined.possible[:, column] & (joined.peak_bytes[:, column] <= limits[-1]))

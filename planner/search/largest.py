@@ -112,7 +112,7 @@ def _cuts_exactly(component: Component) -> bool:
 
 def largest(devices: int, most: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
     """The largest number from 1 to `most` that fits; `key`: see the module. None: none does."""
-    search = _Search(probe, key, usable_bytes)
+    search = _Probes(probe, key, usable_bytes)
     base = search.last(range(devices, most + 1, devices), 0)
     classes = defaultdict[Key, list[int]](list)
     for value in range(base + 1, min(base + devices, most + 1)):
@@ -124,7 +124,7 @@ def largest(devices: int, most: int, probe: Probe, key: KeyOf, usable_bytes: flo
 
 
 @dataclass
-class _Search:
+class _Probes:
     """Numbers that were asked for: `points` with the least bytes that they need, `unfit` with their keys."""
 
     probe: Probe

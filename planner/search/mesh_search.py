@@ -9,29 +9,29 @@ from math import prod
 
 import numpy as np
 
-from planner.search.component_rows import Joined, prefix_masks
+from planner.search.component_rows import ComponentRows, prefix_masks
 from planner.search.meshes import Mesh, symmetries
-from planner.search.pareto import Options, join_all
-from planner.search.problem import OVER_MEMORY, Choice, Found, Problem, layout_key, order_key
-from planner.search.reshard_costs import Glue, price_glue
+from planner.search.pareto import StateRows, join_all
+from planner.search.problem import OVER_MEMORY, Choice, Problem, SearchResult, layout_key, order_key
+from planner.search.reshard_costs import ReshardCosts, price_reshards
 from planner.search.residuals import CODES, States
 from strategies.readers.memory import norm_bytes
 from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 
-class Board:
+class MeshSearch:
     """All components of one mesh side by side."""
 
     def __init__(
         self,
         problem: Problem,
         mesh: Mesh,
-        joined: Sequence[Joined],
+        joined: Sequence[ComponentRows],
         state: States,
         rates: Rates,
         batches: Ints,
         pairs: Sequence[tuple[int, int]],
-        glue: tuple[list[Glue], int] | None = None,
+        glue: tuple[list[ReshardCosts], int] | None = None,
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
         self.rates, self.batches, self._given = rates, batches, glue
@@ -41,19 +41,19 @@ class Board:
         self.residual_bytes = residual_bytes(problem, state, rates, batches) + norms
 
     @cached_property
-    def _priced_glue(self) -> tuple[list[Glue], int]:
+    def _priced_reshards(self) -> tuple[list[ReshardCosts], int]:
         phase, fast = self.problem.work.phase, self.problem.fast
-        return self._given or price_glue(self.joined, self.state, phase, self.rates, fast, self.batches)
+        return self._given or price_reshards(self.joined, self.state, phase, self.rates, fast, self.batches)
 
     @property
-    def glue(self) -> list[Glue]:
+    def glue(self) -> list[ReshardCosts]:
         """The glue of each component."""
-        return self._priced_glue[0]
+        return self._priced_reshards[0]
 
     @property
     def evaluations(self) -> int:
         """How many programs of glue were priced."""
-        return self._priced_glue[1]
+        return self._priced_reshards[1]
 
     @cached_property
     def residual_least(self) -> Floats:
@@ -67,8 +67,8 @@ class Board:
         total = np.zeros(len(which))
         for i, joined in enumerate(self.joined):
             early, late = joined.least
-            early_s, late_s = self.glue[i].of(residual, column)
-            seconds = np.maximum(early[:, column] + early_s, late[:, column] + late_s)
+            hops_hidden_s, reads_full_s = self.glue[i].of(residual, column)
+            seconds = np.maximum(early[:, column] + hops_hidden_s, late[:, column] + reads_full_s)
             allowed = self._allowed(i, residual, self.state.prefixes[which])
             total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
         return list(zip(total.tolist(), which.tolist(), strict=True))
@@ -85,19 +85,19 @@ class Board:
     def seconds(self, i: int, rows: Ints, residual: int, column: int) -> Floats:
         """[rows]: seconds of all layers of component i under a residual, its reshards included; inf where none runs."""
         joined, face = self.joined[i], self.joined[i].face[rows]
-        early_s, late_s = self.glue[i].of(residual, column)
-        late = joined.late_s[rows, column] + late_s[face]
-        seconds = np.maximum(joined.early_s[rows, column] + early_s[face], late)
+        hops_hidden_s, reads_full_s = self.glue[i].of(residual, column)
+        late = joined.reads_full_s[rows, column] + reads_full_s[face]
+        seconds = np.maximum(joined.hops_hidden_s[rows, column] + hops_hidden_s[face], late)
         return joined.component.times * np.where(np.isfinite(late), seconds, np.inf)
 
-    def options(self, i: int, rows: Ints, state: int, column: int) -> Options:
+    def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
         """Those of these rows of component i that run in a state."""
         joined = self.joined[i]
         rows = rows[self.allowed(i, state)[joined.face[rows]]]
         seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
         kept = np.isfinite(seconds)
         rows = rows[kept]
-        return Options(rows, seconds[kept], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+        return StateRows(rows, seconds[kept], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
 
     def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
         """[states of the residual, faces]: whether a face's kept axes are prefixes."""
@@ -123,7 +123,7 @@ class Board:
         least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
         return least
 
-    def over_memory(self, column: int, found: Found) -> None:
+    def over_memory(self, column: int, found: SearchResult) -> None:
         """Count assignments that need more than the usable HBM even with the least of everything else."""
         usable = self.problem.usable_bytes
         possible = [j.possible[:, column] for j in self.joined]
@@ -186,7 +186,7 @@ class Board:
     def _room(self) -> int:
         return 2 * symmetries(self.problem.slice_)
 
-    def _options(self, i: int, state: int, column: int, top: int) -> Options:
+    def _options(self, i: int, state: int, column: int, top: int) -> StateRows:
         """Rows of component i worth joining in a state."""
         vocabulary = self.joined[i].component.kind == "vocab"
         rows = self._front_rows(i, column, 1 if vocabulary or top == 1 else top * self._room())
@@ -200,9 +200,9 @@ class Board:
                 joined.possible[:, column] & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
             )
             peak = np.maximum(joined.peak_bytes[rows, column], self._others_peak(i, column))
-            options = Options(rows, joined.late_s[rows, column], joined.stored_bytes[rows, column], peak)
+            options = StateRows(rows, joined.reads_full_s[rows, column], joined.stored_bytes[rows, column], peak)
             safe = self._safe_bytes(i, column)
-            front = options.front(top, joined.face[rows], safe, joined.early_s[rows, column])
+            front = options.front(top, joined.face[rows], safe, joined.hops_hidden_s[rows, column])
             joined.fronts[column, top] = front.row
         return joined.fronts[column, top]
 

@@ -32,7 +32,7 @@ def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Options:
+class StateRows:
     """Rows of one component in one state: seconds of all its layers, stored and peak bytes."""
 
     row: Ints
@@ -40,15 +40,17 @@ class Options:
     stored: Floats
     peak: Floats
 
-    def take(self, which: Ints) -> Options:
+    def take(self, which: Ints) -> StateRows:
         """The options at these places."""
-        return Options(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
+        return StateRows(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
 
-    def within(self, limit_s: float) -> Options:
+    def within(self, limit_s: float) -> StateRows:
         """Those that take no longer than the limit."""
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
-    def front(self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None) -> Options:
+    def front(
+        self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None
+    ) -> StateRows:
         """Those that fewer than `top` others (of their face) beat in seconds (early ones too), stored and peak bytes.
 
         Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
@@ -122,15 +124,15 @@ def _fewer_beat(kept: list[tuple[float, float, float]], early: float, stored: fl
     return True
 
 
-def join_all(options: Sequence[Options], worst: float, usable: float, top: int) -> Options:
+def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int) -> StateRows:
     """Combinations of one row per component (`row` [combinations, components]) that may be among the best `top`.
 
     One component joins at a time; what cannot end within `worst`, or is beaten in everything by `top` others, goes.
     """
-    joint = Options(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
+    joint = StateRows(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)
     if slack < 0:
-        return Options(np.zeros((0, len(options)), dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
+        return StateRows(np.zeros((0, len(options)), dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
     options = [o.within(float(o.seconds.min()) + slack) for o in options]
     most = [float(o.stored.max()) for o in options]
     peak = max(float(o.peak.max()) for o in options)
@@ -139,7 +141,7 @@ def join_all(options: Sequence[Options], worst: float, usable: float, top: int) 
         o = o.front(top, safe=spare + most[number]) if len(o.row) > _FEW else o
         seconds = joint.seconds[:, None] + o.seconds[None]
         first, second = np.nonzero(seconds <= seconds.min() + slack)
-        joint = Options(
+        joint = StateRows(
             np.column_stack([joint.row[first], o.row[second]]),
             seconds[first, second],
             joint.stored[first] + o.stored[second],

@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What a search of one slice gives: per batch the best choices, and what was ruled out.
 
     `least_bytes`: where no batch has a choice, the least memory of any layout of each.

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.search.component_rows import Joined
-from planner.search.mesh_search import Board
-from planner.search.reshard_costs import TOGETHER, Glue, glue_rows, price_glue
+from planner.search.component_rows import ComponentRows
+from planner.search.mesh_search import MeshSearch
+from planner.search.reshard_costs import TOGETHER, ReshardCosts, price_reshards, reshard_rows
 from planner.search.residuals import States
 from strategies.readers.rates import Floats, Ints
 
 
-def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
+def near(board: MeshSearch, worst_s: Mapping[int, float]) -> MeshSearch | None:
     """The board of these columns, with what may be part of a layout that takes at most so long; None: nothing."""
-    own_s = [j.least_late_s * j.component.times for j in board.joined]
+    own_s = [j.least_reads_full_s * j.component.times for j in board.joined]
     least_s = np.asarray(sum(own_s))
     columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
     worst = np.array([worst_s[c] for c in columns.tolist()])
@@ -38,15 +38,15 @@ def near(board: Board, worst_s: Mapping[int, float]) -> Board | None:
     ]
     if not all(len(j.row_of) for j in close):
         return None
-    if glue_rows(close, board.state) > TOGETHER:
+    if reshard_rows(close, board.state) > TOGETHER:
         return one_by_one(board, close, columns, worst, own_s)
     return at_once(board, close, columns, worst)
 
 
-def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats) -> Board | None:
-    """Glue of all components is priced together: of few rows it costs less than it would save to leave some out."""
+def at_once(board: MeshSearch, close: Sequence[ComponentRows], columns: Ints, worst: Floats) -> MeshSearch | None:
+    """All reshards are priced together: of few rows it costs less than it would save to leave some out."""
     state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
-    glues, evaluations = price_glue(close, state, phase, board.rates, fast, board.batches[:, columns])
+    glues, evaluations = price_reshards(close, state, phase, board.rates, fast, board.batches[:, columns])
     least_s = [g.least(j) * j.component.times for j, g in zip(close, glues, strict=True)]
     bound = np.asarray(sum(least_s))
     well = np.isfinite(bound) & (bound <= worst)
@@ -68,21 +68,21 @@ def at_once(board: Board, close: Sequence[Joined], columns: Ints, worst: Floats)
 
 
 def one_by_one(
-    board: Board, close: Sequence[Joined], columns: Ints, worst: Floats, own_s: Sequence[Floats]
-) -> Board | None:
-    """Glue is priced for one component after the other, those of few faces first, for what is left by then.
+    board: MeshSearch, close: Sequence[ComponentRows], columns: Ints, worst: Floats, own_s: Sequence[Floats]
+) -> MeshSearch | None:
+    """Reshards are priced for one component after the other, those of few faces first, for what is left by then.
 
     `own_s`: the least seconds of each component, without glue [columns].
     """
     state, phase, fast = board.state, board.problem.work.phase, board.problem.fast
     bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
-    found: dict[int, tuple[Joined, Glue]] = {}
+    found: dict[int, tuple[ComponentRows, ReshardCosts]] = {}
     evaluations, every = 0, np.arange(len(columns))
     for i in sorted(range(len(close)), key=lambda i: (len(close[i].reads), i)):
         joined = close[i].take(_within(close[i], own_s[i] + worst - bound.min(axis=0)), every)
         if not len(joined.row_of):
             return None
-        (glue,), priced = price_glue([joined], state, phase, board.rates, fast, board.batches[:, columns])
+        (glue,), priced = price_reshards([joined], state, phase, board.rates, fast, board.batches[:, columns])
         evaluations += priced
         found[i] = joined, glue
         bound = bound + glue.least(joined) * joined.component.times - own_s[i]
@@ -96,15 +96,19 @@ def one_by_one(
     return _of(board, [j for j, _ in in_order], columns, state, ([g for _, g in in_order], evaluations))
 
 
-def _within(joined: Joined, most_s: Floats, columns: Ints | slice = slice(None)) -> Ints:
+def _within(joined: ComponentRows, most_s: Floats, columns: Ints | slice = slice(None)) -> Ints:
     """The rows that take no longer than this [columns] at some of these batches, without glue."""
-    seconds = joined.late_s[:, columns] * joined.component.times
+    seconds = joined.reads_full_s[:, columns] * joined.component.times
     fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
     return np.flatnonzero(fast.any(axis=1))
 
 
 def _of(
-    board: Board, joined: Sequence[Joined], columns: Ints, state: States, glue: tuple[list[Glue], int] | None
-) -> Board:
+    board: MeshSearch,
+    joined: Sequence[ComponentRows],
+    columns: Ints,
+    state: States,
+    glue: tuple[list[ReshardCosts], int] | None,
+) -> MeshSearch:
     pairs = [board.pairs[c] for c in columns.tolist()]
-    return Board(board.problem, board.mesh, joined, state, board.rates, board.batches[:, columns], pairs, glue)
+    return MeshSearch(board.problem, board.mesh, joined, state, board.rates, board.batches[:, columns], pairs, glue)

@@ -13,11 +13,11 @@ from itertools import product
 
 import numpy as np
 
-from planner.search.component_rows import GIVE, READ, Joined, unique_rows
+from planner.search.component_rows import GIVE, READ, ComponentRows, unique_rows
 from planner.search.residuals import CODES, States
-from strategies.components import Component, Part, entry_parts, exit_parts
+from strategies.components import CheckedProgram, Component, entry_parts, exit_parts
 from strategies.prices import Number
-from strategies.readers.axis_sets import Plays, halves_of_pairs
+from strategies.readers.axis_sets import RoleSets, halves_of_pairs
 from strategies.readers.cost import Speeds, Totals
 from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Flags, Floats, Ints, Rates
@@ -31,7 +31,7 @@ share what tells their rows apart."""
 
 
 @dataclass(frozen=True)
-class GlueOf:
+class ReshardProgram:
     """A glue program by its ends, and the end of each face.
 
     Seconds, and those of hops and launches among them, at the batches that were priced [priced, ends, residuals]; `ok`
@@ -45,10 +45,10 @@ class GlueOf:
 
 
 @dataclass(frozen=True)
-class Glue:
+class ReshardCosts:
     """Entry and exit of each face with each residual; `shares` [columns, priced] of the batches that were priced."""
 
-    programs: tuple[GlueOf, ...]
+    programs: tuple[ReshardProgram, ...]
     shares: Floats
 
     def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
@@ -62,7 +62,7 @@ class Glue:
             early = early + (step_s - self._between(one.wait_s[..., residual], column))[one.end]
         return np.asarray(early), np.asarray(late)
 
-    def least(self, joined: Joined) -> Floats:
+    def least(self, joined: ComponentRows) -> Floats:
         """[residuals, columns]: the least seconds of one layer, body and glue."""
         early, late = joined.least
         residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // early.size)
@@ -79,17 +79,17 @@ class Glue:
                 found[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
         return found
 
-    def faces(self, which: Ints) -> Glue:
+    def faces(self, which: Ints) -> ReshardCosts:
         """Of these faces only."""
-        return Glue(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
+        return ReshardCosts(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
 
-    def take(self, residuals: Ints) -> Glue:
+    def take(self, residuals: Ints) -> ReshardCosts:
         """With these residuals only."""
         programs = (
-            GlueOf(one.step_s[..., residuals], one.wait_s[..., residuals], one.ok[..., residuals], one.end)
+            ReshardProgram(one.step_s[..., residuals], one.wait_s[..., residuals], one.ok[..., residuals], one.end)
             for one in self.programs
         )
-        return Glue(tuple(programs), self.shares)
+        return ReshardCosts(tuple(programs), self.shares)
 
     def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
         """Of all programs together, [priced or columns, faces, residuals]."""
@@ -106,20 +106,20 @@ class Glue:
         return np.asarray(sum(share * value for share, value in zip(shares, values, strict=True) if share))
 
 
-def price_glue(
-    every: Sequence[Joined], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
-) -> tuple[list[Glue], int]:
+def price_reshards(
+    every: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
+) -> tuple[list[ReshardCosts], int]:
     """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
 
     Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
     how many prices that gives, over ends that some face has, residuals and batches.
     """
-    wanted: dict[tuple[int, str], tuple[Part, list[tuple[int, Ints]]]] = {}
+    wanted: dict[tuple[int, str], tuple[CheckedProgram, list[tuple[int, Ints]]]] = {}
     for number, joined in enumerate(every):
         for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
             for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
                 wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
-    found: list[list[GlueOf]] = [[] for _ in every]
+    found: list[list[ReshardProgram]] = [[] for _ in every]
     evaluations, at, shares = 0, *_priced_at(batches, rates)
     for (_, side), (part, users) in wanted.items():
         unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
@@ -130,11 +130,11 @@ def price_glue(
         evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
-            found[number].append(GlueOf(step_s, wait_s, ok, inverse[start:stop]))
-    return [Glue(tuple(programs), shares) for programs in found], evaluations
+            found[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
+    return [ReshardCosts(tuple(programs), shares) for programs in found], evaluations
 
 
-def glue_rows(every: Sequence[Joined], states: States) -> int:
+def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
     """How many ends and residuals meet, over all components."""
     return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
 
@@ -165,7 +165,7 @@ def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
 
 
 def _glue(
-    part: Part,
+    part: CheckedProgram,
     component: Component,
     ends: Ints,
     cuts: Ints,
@@ -175,9 +175,9 @@ def _glue(
     batches: Ints,
     at: Ints,
 ) -> tuple[Floats, Floats, Flags]:
-    """`step_s`, `wait_s` and `ok` of a glue program, as `GlueOf` has them; of the component it needs D and T only."""
-    plays_of = _cached_plays if len(ends) * len(cuts) <= ROWS_CACHED else _cached_plays.__wrapped__
-    plays = plays_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    """`step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`; of the component it needs D and T."""
+    role_sets_of = _cached_role_sets if len(ends) * len(cuts) <= ROWS_CACHED else _cached_role_sets.__wrapped__
+    plays = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
     found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
     sizes = {**found.sizes, "B": at}  # never padded by glue
     price_shared(scope_of(part, sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
@@ -191,23 +191,23 @@ def _glue(
 
 
 @lru_cache(maxsize=128)
-def _cached_plays(
-    part: Part, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
-) -> Plays:
-    """The `glue_plays` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+def _cached_role_sets(
+    part: CheckedProgram, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
+) -> RoleSets:
+    """The `reshard_role_sets` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
     first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
-    return glue_plays(part, first, second, side)
+    return reshard_role_sets(part, first, second, side)
 
 
-def glue_plays(part: Part, ends: Ints, cuts: Ints, side: str) -> Plays:
+def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -> RoleSets:
     """What each mesh axis plays for every end of a body with every residual, [ends * residuals]: a pair of codes."""
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == READ["T"], READ["-"], cuts) if one_position else cuts
     members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}
-    return Plays(halves_of_pairs(ends, residual, len(GIVEN)), members)
+    return RoleSets(halves_of_pairs(ends, residual, len(GIVEN)), members)
 
 
-def _pairs_of(part: Part, name: str, side: str) -> Flags:
+def _pairs_of(part: CheckedProgram, name: str, side: str) -> Flags:
     """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
     found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":

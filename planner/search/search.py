@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from planner.query.query import ALL, TWO
-from planner.search.component_rows import Joined, join
-from planner.search.mesh_search import Board, worst_of
+from planner.search.component_rows import ComponentRows, join
+from planner.search.mesh_search import MeshSearch, worst_of
 from planner.search.meshes import COARSE, Mesh, meshes, most_roles
-from planner.search.problem import Found, Problem, distinct
+from planner.search.problem import Problem, SearchResult, distinct
 from planner.search.prune import near
 from planner.search.residuals import states
 from strategies.components import IDLE, Body, Component
@@ -36,10 +36,10 @@ def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
     return found
 
 
-def search(problem: Problem, top: int) -> Found:
+def search(problem: Problem, top: int) -> SearchResult:
     """The best `top` layouts of every batch on one slice.
 
-    An interrupt ends it with the best so far, `Found.interrupted`; a `KeyboardInterrupt` where there is none yet.
+    An interrupt ends it with the best so far (`interrupted` is true), or `KeyboardInterrupt` where there is none.
     """
     found = _seeded(problem, top)
     try:
@@ -54,18 +54,18 @@ def search(problem: Problem, top: int) -> Found:
     return found
 
 
-def _seeded(problem: Problem, top: int) -> Found:
+def _seeded(problem: Problem, top: int) -> SearchResult:
     """What a search with fewer cuts finds: all of it is in the space, and bounds what is worth a look there."""
     fewer = {ALL: TWO, TWO: COARSE}.get(problem.cuts)
     if fewer is None or meshes(problem.slice_, fewer) == meshes(problem.slice_, problem.cuts):
-        return Found()
+        return SearchResult()
     coarse = search(replace(problem, cuts=fewer), top)
-    return Found(choices=coarse.choices, evaluations=coarse.evaluations)
+    return SearchResult(choices=coarse.choices, evaluations=coarse.evaluations)
 
 
-def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
+def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: SearchResult) -> None:
     pairs = columns(problem.work.batches, problem.slice_.devices)
-    board = board_of(problem, mesh, pairs, found)
+    board = mesh_search_of(problem, mesh, pairs, found)
     if board is None:
         return
     found.candidates += board.candidates()
@@ -82,7 +82,7 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: Found) -> None:
                 close.best(column, top, found.choices[batch])
 
 
-def _roomy(board: Board, found: Found) -> list[int]:
+def _roomy(board: MeshSearch, found: SearchResult) -> list[int]:
     """The columns of which some layout may fit, as far as is known; notes what a search without choices needs."""
     usable, none = board.problem.usable_bytes, not any(found.choices.values())
     stored = board.least_stored_bytes
@@ -99,17 +99,21 @@ def _roomy(board: Board, found: Found) -> list[int]:
     return [c for c in range(len(board.pairs)) if least.get(c, stored[c]) <= usable]
 
 
-def board_of(problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], found: Found) -> Board | None:
+def mesh_search_of(
+    problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], found: SearchResult
+) -> MeshSearch | None:
     """All components of a mesh at these (batch, padded batch); None where one has no assignment. Counts in `found`."""
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
     joined = price_tables(problem, mesh, rates, batches, found)
     if joined is None:
         return None
-    return Board(problem, mesh, joined, states(len(mesh), problem.work.phase), rates, batches, pairs)
+    return MeshSearch(problem, mesh, joined, states(len(mesh), problem.work.phase), rates, batches, pairs)
 
 
-def price_tables(problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: Found) -> list[Joined] | None:
+def price_tables(
+    problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: SearchResult
+) -> list[ComponentRows] | None:
     """Every component's assignments, priced at all batches; None where one has none. Counts in `found`."""
     result, few = [], most_roles(mesh, problem.cuts)
     for component in problem.components:

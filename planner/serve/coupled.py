@@ -20,7 +20,7 @@ from planner.plan.pricing import price_layout
 from planner.query.query import Progress
 from planner.search.candidate import price_candidate
 from planner.serve.query import ServeQuery, Way
-from planner.serve.rates import Steps
+from planner.serve.rates import PhaseTimes
 from planner.serve.ways import PACES, way_on_one, ways_on_one
 from strategies.readers.cost import speeds
 
@@ -55,7 +55,7 @@ def _worth_solving(
 
 def ideal_way(asked: ServeQuery, mode: str, prefill: Plan, decode: Plan) -> Way:
     """The way that the two plans would make if nothing had to be moved and both fitted."""
-    steps = Steps(
+    steps = PhaseTimes(
         prefill_s=prefill.cost.step_s,
         prefill_batch=prefill.batch,
         decode_s=decode.cost.step_s,

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 
 from mesh.slices import Slice
-from planner.plan.file_serving import Move, Together
+from planner.plan.file_serving import Reshard, SharedHbm
 from planner.plan.plan import Plan
 from planner.serve.reshard import added, differing, insert_move, layers_of, weight_names, weights_move
 from strategies.models.workload import dtype_bytes
@@ -34,17 +34,17 @@ class Pair:
         return sum(stored.get(name, 0.0) for name in self.names)
 
     @cached_property
-    def insert(self) -> Move:
+    def insert(self) -> Reshard:
         """A prefill step's caches into the decode layout."""
         return insert_move(self.prefill, self.decode, self.slice_)
 
     @cached_property
-    def switch(self) -> Move:
+    def switch(self) -> Reshard:
         """The weights that differ, there and back."""
         there = weights_move(self.decode, self.prefill, self.slice_)
         return added([there, weights_move(self.prefill, self.decode, self.slice_)])
 
-    def kept(self, *, at_once: bool) -> Together | None:
+    def kept(self, *, at_once: bool) -> SharedHbm | None:
         """How the weights are kept so that both plans fit; None: in no way.
 
         `shared`, where every weight is cut alike; else `copies` of those that are not, which cost memory only; else
@@ -83,10 +83,10 @@ class Pair:
         fullest = max(moments, key=lambda name: (moments[name], name))
         return moments[fullest], fullest
 
-    def _together(self, weights: str, total_bytes: float, fullest: str) -> Together:
+    def _together(self, weights: str, total_bytes: float, fullest: str) -> SharedHbm:
         copied = self.copied_bytes if weights == "copies" else 0.0
         resharded = self.prefill.memory.weights_bytes if weights == "resharded" else 0.0
-        return Together(
+        return SharedHbm(
             weights=weights,
             weights_bytes=max(resharded, self.decode.memory.weights_bytes + copied),
             copied_bytes=copied,
@@ -94,7 +94,7 @@ class Pair:
             total_bytes=total_bytes,
             usable_bytes=self.decode.memory.usable_bytes,
             fullest=fullest,
-            switch=self.switch if weights == "resharded" else Move(),
+            switch=self.switch if weights == "resharded" else Reshard(),
             insert=self.insert,
         )
 

@@ -8,7 +8,7 @@ from math import inf
 import msgspec
 
 from mesh.errors import InputError
-from planner.plan.file_serving import MODES, Pace, Together
+from planner.plan.file_serving import MODES, Latencies, SharedHbm
 from planner.plan.plan import Plan
 from planner.plan.transfer import Transfer, chip_dcn_bytes_per_s
 from planner.query.query import EXHAUSTIVE, Query
@@ -72,9 +72,9 @@ class Way:
     decode_slices: int
     ratio: float | None
     replicas: int
-    pace: Pace
+    pace: Latencies
     transfer: Transfer | None = None
-    together: Together | None = None
+    together: SharedHbm | None = None
 
     @property
     def chips(self) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 
 from mesh.errors import InputError
-from planner.plan.file_serving import Pace
+from planner.plan.file_serving import Latencies
 from planner.plan.transfer import Transfer
 
 LEAST_EFFICIENCY = 0.95
@@ -23,7 +23,7 @@ LEAST_EFFICIENCY = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class PhaseTimes:
     """Seconds of the two steps and what lies between them; `insert_s` and `switch_s` are per prefill step."""
 
     prefill_s: float
@@ -40,20 +40,20 @@ class Steps:
         return self.decode_batch / (self.prefill_batch * self.output)
 
 
-def batched(steps: Steps) -> Pace:
+def batched(steps: PhaseTimes) -> Latencies:
     """Whole batches are prefilled, then decoded to the end (chapter, "inference engine": the simplest way).
 
     With g = ceil(b/p) prefill steps, ahead = g (P + I) + switch, cycle = ahead + O D: b requests per cycle. A request
     waits for the next batch (half a cycle in the mean, at worst a whole one), for all prefills, and for one step.
 
-    >>> batched(Steps(prefill_s=0.5, prefill_batch=2, decode_s=0.01, decode_batch=4, output=100)).requests_per_s
+    >>> batched(PhaseTimes(prefill_s=0.5, prefill_batch=2, decode_s=0.01, decode_batch=4, output=100)).requests_per_s
     2.0
     """
     groups = ceil(steps.decode_batch / steps.prefill_batch)
     ahead_s = groups * (steps.prefill_s + steps.insert_s) + steps.switch_s
     cycle_s = ahead_s + steps.output * steps.decode_s
     first_s = ahead_s + steps.decode_s
-    return Pace(
+    return Latencies(
         ttft_s=cycle_s / 2 + first_s,
         worst_ttft_s=cycle_s + first_s,
         per_token_s=steps.decode_s,
@@ -64,7 +64,7 @@ def batched(steps: Steps) -> Pace:
     )
 
 
-def interleaved(steps: Steps) -> Pace:
+def interleaved(steps: PhaseTimes) -> Latencies:
     """Continuous batching on one slice: a prompt is prefilled when a slot is free, and all others wait for it.
 
     Chapter, "inference engine" (the interleaved configuration). With Q = P + I + switch and f = b/(p O) prefill steps
@@ -73,7 +73,7 @@ def interleaved(steps: Steps) -> Pace:
     (E[gap^2] / 2 E[gap], at worst the longest gap), for the ceil(f) prefills that are then done at once, and for one
     step; with p > 1 also until p prompts are there.
 
-    >>> steps = Steps(prefill_s=0.1, prefill_batch=1, decode_s=0.01, decode_batch=10, output=100)
+    >>> steps = PhaseTimes(prefill_s=0.1, prefill_batch=1, decode_s=0.01, decode_batch=10, output=100)
     >>> pace = interleaved(steps)  # a prefill in every tenth gap: 0.01 + 0.1 / 10
     >>> round(pace.per_token_s, 6), round(pace.worst_per_token_s, 6), round(pace.requests_per_s, 6)
     (0.02, 0.11, 5.0)
@@ -82,7 +82,7 @@ def interleaved(steps: Steps) -> Pace:
     return _continuous(steps, stop_s, stop_s, steps.prefill_s)
 
 
-def _continuous(steps: Steps, stop_s: float, first_s: float, prefill_s: float) -> Pace:
+def _continuous(steps: PhaseTimes, stop_s: float, first_s: float, prefill_s: float) -> Latencies:
     """b slots whose steps stop for `stop_s` per prefill step; first_s: a prefill step, from its start to its slot."""
     each, most = steps.prefills_per_step, ceil(steps.prefills_per_step)
     gap_s, longest_s = steps.decode_s + each * stop_s, steps.decode_s + most * stop_s
@@ -90,7 +90,7 @@ def _continuous(steps: Steps, stop_s: float, first_s: float, prefill_s: float) -
     gather_s = (steps.prefill_batch - 1) / requests_per_s
     wait_s = _mean_square(steps.decode_s, each, stop_s) / (2 * gap_s)
     ahead_s = first_s + (most - 1) * stop_s
-    return Pace(
+    return Latencies(
         ttft_s=gather_s / 2 + wait_s + ahead_s + steps.decode_s,
         worst_ttft_s=gather_s + longest_s + ahead_s + steps.decode_s,
         per_token_s=gap_s,
@@ -107,7 +107,7 @@ def _mean_square(decode_s: float, each: float, stop_s: float) -> float:
     return (1 - share) * (decode_s + few * stop_s) ** 2 + share * (decode_s + (few + 1) * stop_s) ** 2
 
 
-def disaggregated(steps: Steps, moved: Transfer, prefill_slices: int, decode_slices: int) -> Pace:
+def disaggregated(steps: PhaseTimes, moved: Transfer, prefill_slices: int, decode_slices: int) -> Latencies:
     """Prefill and decode on slices of their own (chapter, "inference engine"): nobody waits for another's prefill.
 
     A request waits for its prefill and the transfer, then for the decode step that runs (D/2 in the mean, D at worst)
@@ -121,7 +121,7 @@ def disaggregated(steps: Steps, moved: Transfer, prefill_slices: int, decode_sli
     own_gather_s = (steps.prefill_batch - 1) / decoding.requests_per_s
     gather_s = (steps.prefill_batch - 1) / requests_per_s
     ahead_s = steps.prefill_s + moved.seconds - moved.copies_s  # the copies are in `decoding`
-    return Pace(
+    return Latencies(
         ttft_s=decoding.ttft_s - own_gather_s / 2 + gather_s / 2 + ahead_s,
         worst_ttft_s=decoding.worst_ttft_s - own_gather_s + gather_s + ahead_s,
         per_token_s=decoding.per_token_s,
@@ -132,12 +132,12 @@ def disaggregated(steps: Steps, moved: Transfer, prefill_slices: int, decode_sli
     )
 
 
-def prefill_rate(steps: Steps, moved: Transfer) -> float:
+def prefill_rate(steps: PhaseTimes, moved: Transfer) -> float:
     """Requests/s that one prefill slice does: p / P, or fewer where it cannot send them."""
     return steps.prefill_batch / max(steps.prefill_s, moved.send_load_s)
 
 
-def decode_rate(steps: Steps, moved: Transfer) -> float:
+def decode_rate(steps: PhaseTimes, moved: Transfer) -> float:
     """Requests/s that one decode slice does: b / (O x time per token), or fewer where it cannot receive them."""
     gap_s = steps.decode_s + steps.prefills_per_step * moved.copies_s
     decoded = steps.decode_batch / (steps.output * gap_s)

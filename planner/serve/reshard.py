@@ -18,7 +18,7 @@ import numpy as np
 
 from mesh.pieces import Piece
 from mesh.slices import Slice
-from planner.plan.file_serving import Move
+from planner.plan.file_serving import Reshard
 from planner.plan.plan import Plan
 from planner.plan.transfer import gather_s, swap_s
 from strategies.models.workload import dtype_bytes
@@ -83,12 +83,12 @@ def _alike(name: str, one: Plan, other: Plan, slice_: Slice) -> bool:
     return box(a, one, slice_) == box(b, other, slice_)
 
 
-def weights_move(source: Plan, target: Plan, slice_: Slice) -> Move:
+def weights_move(source: Plan, target: Plan, slice_: Slice) -> Reshard:
     """The weights that differ, from the layout of one plan to that of the other."""
     return added([_weight_move(name, source, target, slice_) for name in differing(source, target, slice_)])
 
 
-def _weight_move(name: str, source: Plan, target: Plan, slice_: Slice) -> Move:
+def _weight_move(name: str, source: Plan, target: Plan, slice_: Slice) -> Reshard:
     spec = target.specs[name]
     before, after = (box(plan.specs[name], plan, slice_) for plan in (source, target))
     nbytes = layers_of(target, name) * prod(spec.shape) * dtype_bytes(spec.dtype)
@@ -101,7 +101,7 @@ def layers_of(plan: Plan, name: str) -> int:
     return next(layout.layers for layout in plan.layouts if layout.component == component)
 
 
-def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Move:
+def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Reshard:
     """The caches of one prefill step, from the prefill's layout to the slots of the decode's batch.
 
     Where either cuts B a request's slot may lie anywhere, and all of it moves: to the busiest part of the batch go
@@ -112,7 +112,7 @@ def insert_move(prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     return added([_cache_move(name, prefill, decode, slice_) for name in names])
 
 
-def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
+def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Reshard:
     before, after = (box(plan.specs[name], plan, slice_) for plan in (prefill, decode))
     spec = decode.specs[name]
     layout = next(one for one in decode.layouts if one.component == name.partition("/")[0])
@@ -124,7 +124,7 @@ def _cache_move(name: str, prefill: Plan, decode: Plan, slice_: Slice) -> Move:
     return box_move(before, after, nbytes, slice_, frozenset("BS"))
 
 
-def box_move(before: Box, after: Box, nbytes: float, slice_: Slice, elsewhere: frozenset[str] = frozenset()) -> Move:
+def box_move(before: Box, after: Box, nbytes: float, slice_: Slice, elsewhere: frozenset[str] = frozenset()) -> Reshard:
     """A tensor of `nbytes` from one cut into another. `elsewhere`: dims whose positions differ where they are cut."""
     new = nbytes / after.ways
     here = new * float(np.min(_overlaps(before, after, slice_, elsewhere)))
@@ -142,17 +142,17 @@ def box_move(before: Box, after: Box, nbytes: float, slice_: Slice, elsewhere: f
     return _move(slice_, new, new - here, 0.0, plain)
 
 
-def _move(slice_: Slice, new: float, received: float, gathered_s: float, swapped_s: float) -> Move:
+def _move(slice_: Slice, new: float, received: float, gathered_s: float, swapped_s: float) -> Reshard:
     reached = slice_.chip.reached.hbm if slice_.chip.reached else 1.0
     hbm_s = 2 * new / (slice_.chip.device_hbm_bytes_per_s * reached)
     seconds = gathered_s + swapped_s + hbm_s
-    return Move(received_bytes=received, gathered_s=gathered_s, swapped_s=swapped_s, hbm_s=hbm_s, seconds=seconds)
+    return Reshard(received_bytes=received, gathered_s=gathered_s, swapped_s=swapped_s, hbm_s=hbm_s, seconds=seconds)
 
 
-def added(moves: Sequence[Move]) -> Move:
+def added(moves: Sequence[Reshard]) -> Reshard:
     """The moves one after the other."""
-    names = Move.__struct_fields__
-    return Move(**{name: sum(getattr(move, name) for move in moves) for name in names})
+    names = Reshard.__struct_fields__
+    return Reshard(**{name: sum(getattr(move, name) for move in moves) for name in names})
 
 
 def _whole_axes(slice_: Slice, before: Box, after: Box, dims: Sequence[str]) -> Cut:

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mesh.slices import Slice
-from planner.plan.file_serving import Together
+from planner.plan.file_serving import SharedHbm
 from planner.plan.plan import Plan
-from planner.plan.transfer import Side, side_of, transfer
+from planner.plan.transfer import TransferEnd, transfer, transfer_end_of
 from planner.search.candidate import Candidate, price_candidate
 from planner.search.pareto import undominated
 from planner.search.problem import Choice
 from planner.serve.memory import Pair, prefill_steps
 from planner.serve.query import ServeQuery, Way
 from planner.serve.rates import (
-    Steps,
+    PhaseTimes,
     batched,
     decode_rate,
     disaggregated,
@@ -48,9 +48,9 @@ class Priced:
         return self.plans[key]
 
 
-def steps_of(asked: ServeQuery, prefill: Plan, decode: Plan, held: Together | None = None) -> Steps:
+def steps_of(asked: ServeQuery, prefill: Plan, decode: Plan, held: SharedHbm | None = None) -> PhaseTimes:
     """The seconds of two plans, and of what lies between them on one slice."""
-    return Steps(
+    return PhaseTimes(
         prefill_s=prefill.cost.step_s,
         prefill_batch=prefill.batch,
         decode_s=decode.cost.step_s,
@@ -73,7 +73,9 @@ def ways_on_one(asked: ServeQuery, slice_: Slice, prefill: Plan, decode: Plan) -
             yield way_on_one(asked, mode, prefill, decode, steps_of(asked, prefill, decode, held), held)
 
 
-def way_on_one(asked: ServeQuery, mode: str, prefill: Plan, decode: Plan, steps: Steps, held: Together | None) -> Way:
+def way_on_one(
+    asked: ServeQuery, mode: str, prefill: Plan, decode: Plan, steps: PhaseTimes, held: SharedHbm | None
+) -> Way:
     """Batched or interleaved serving at these seconds, as often as is asked for."""
     pace = PACES[mode](steps)
     way = Way(
@@ -110,12 +112,12 @@ def ways_on_two(
                 yield way
 
 
-def _end(asked: ServeQuery, candidate: Candidate, priced: Priced) -> tuple[Plan, Side]:
+def _end(asked: ServeQuery, candidate: Candidate, priced: Priced) -> tuple[Plan, TransferEnd]:
     plan = priced.plan(candidate)
-    return plan, side_of(plan, candidate.slice_, asked.input)
+    return plan, transfer_end_of(plan, candidate.slice_, asked.input)
 
 
-def _apart(asked: ServeQuery, prefill: Plan, source: Side, decode: Plan, target: Side) -> Way | None:
+def _apart(asked: ServeQuery, prefill: Plan, source: TransferEnd, decode: Plan, target: TransferEnd) -> Way | None:
     moved, steps = transfer(source, target, prefill.batch), steps_of(asked, prefill, decode)
     counts = slice_counts(
         prefill_rate(steps, moved),

@@ -28,7 +28,7 @@ _BOUNDS = {"hbm": (0.3, 1.0), "matmul": (0.2, 1.0), "link": (0.2, 1.0), "hop": (
 
 
 @dataclass(frozen=True)
-class Fit:
+class ConstantsFit:
     """Fitted constants and, for those that were free, the 95% confidence interval."""
 
     reached: Reached
@@ -37,7 +37,7 @@ class Fit:
 
 def fit(
     terms: Terms, measured_s: Floats, start: Reached, free: Sequence[str] = CONSTANTS, *, priors: bool = True
-) -> Fit:
+) -> ConstantsFit:
     """Fit the free constants, from `start`, where the others stay."""
     from scipy.optimize import least_squares  # loaded only where something is fitted
     from scipy.stats import t as student
@@ -66,7 +66,7 @@ def fit(
     )
     half = student.ppf(0.975, freedom) * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(slopes.T @ slopes))) * variance)
     ends = zip(np.maximum(low, best.x - half) * units, np.minimum(high, best.x + half) * units, strict=True)
-    return Fit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
+    return ConstantsFit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
 
 
 def left_out(

@@ -26,7 +26,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base of what a data set says: frozen, by keyword, no unknown fields."""
 
 
-class Target(Fact, frozen=True, kw_only=True):
+class ErrorTarget(Fact, frozen=True, kw_only=True):
     """An error that must not be exceeded; `of`: a table, curve or `fit` (the points it was fitted on), else all."""
 
     what: What
@@ -44,7 +44,7 @@ class Head(Fact, frozen=True, kw_only=True):
     harness: str
     inferred: tuple[str, ...] = ()
     not_modelled: tuple[str, ...] = ()
-    targets: tuple[Target, ...]
+    targets: tuple[ErrorTarget, ...]
 
 
 class StepPoint(Fact, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ class Race(Fact, frozen=True, kw_only=True):
     first: str
 
 
-class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
+class StepSet(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
     """Whole steps of a model on a slice, or, with `only`, the bodies of these components.
 
     `leave_out`: the fields of a point that name its configuration. `ranked_apart`: pairs of layouts measured further
@@ -119,7 +119,7 @@ class Steps(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
             raise InputError("a point has no context, nor has the set")
 
 
-class Sample(Fact, frozen=True, kw_only=True):
+class CurvePoint(Fact, frozen=True, kw_only=True):
     """Seconds of one collective whose gathered array has these bytes."""
 
     bytes: float
@@ -136,7 +136,7 @@ class Curve(Fact, frozen=True, kw_only=True):
     source: str
     harness: str
     precision: str = ""
-    points: tuple[Sample, ...]
+    points: tuple[CurvePoint, ...]
 
 
 class Check(Fact, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Check(Fact, frozen=True, kw_only=True):
     source: str
 
 
-class Curves(Head, frozen=True, kw_only=True, tag="collectives", tag_field="kind"):
+class CurveSet(Head, frozen=True, kw_only=True, tag="collectives", tag_field="kind"):
     """Curves of collectives, of which the points between two sizes are fitted, each curve by itself."""
 
     bytes_from: float
@@ -170,7 +170,7 @@ class Limit(Fact, frozen=True, kw_only=True):
     max_context: float
 
 
-class Limits(Head, frozen=True, kw_only=True, tag="max-context", tag_field="kind"):
+class LimitSet(Head, frozen=True, kw_only=True, tag="max-context", tag_field="kind"):
     """Longest contexts of one model and mesh in a given budget for the cache."""
 
     model: str
@@ -192,7 +192,7 @@ class Served(Fact, frozen=True, kw_only=True):
     tokens_per_s: float
 
 
-class Serving(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"):
+class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"):
     """Served throughput, which decoding alone must exceed: a bound, not a time."""
 
     slice: str
@@ -209,13 +209,13 @@ class Rate(Fact, frozen=True, kw_only=True):
     rate: float
 
 
-class Microbenchmarks(Head, frozen=True, kw_only=True, tag="microbenchmarks", tag_field="kind"):
+class RateSet(Head, frozen=True, kw_only=True, tag="microbenchmarks", tag_field="kind"):
     """Rates that benchmarks of one operation reached, which are the defaults of their chips."""
 
     points: tuple[Rate, ...]
 
 
-Measured = Steps | Curves | Limits | Serving | Microbenchmarks
+Measured = StepSet | CurveSet | LimitSet | ServedSet | RateSet
 
 
 def set_names(folder: Path = MEASURED) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from planner.plan.accuracy import slice_at
 from planner.plan.layout_file import bind_checked
 from planner.plan.plan import Plan, StepPlan
 from planner.plan.pricing import price_layout
-from planner.validate.measured import Curve, StepPoint, Steps
+from planner.validate.measured import Curve, StepPoint, StepSet
 from planner.validate.terms import AT_ONE, Terms, terms_of, terms_of_collectives
 from strategies.components import components
 from strategies.layout import Layout
@@ -43,14 +43,14 @@ def price_one(given: Layout, slice_: Slice, model: Model, work: Workload, where:
     return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
 
 
-def workload(data: Steps, point: StepPoint) -> Workload:
+def workload(data: StepSet, point: StepPoint) -> Workload:
     """What was run at a point."""
     dtypes = data.dtypes if point.weights is None else msgspec.structs.replace(data.dtypes, weights=point.weights)
     context = point.context or data.context or 1
     return Workload(phase=point.phase or data.phase, batches=(point.batch,), context=context, dtypes=dtypes)
 
 
-def plans_of(data: Steps, slice_: Slice) -> list[Plan]:
+def plans_of(data: StepSet, slice_: Slice) -> list[Plan]:
     """The plan of every point of a set, on its slice at some constants."""
     model = model_of(data.model, data.heads)
     priced: dict[tuple[str, Workload], Plan] = {}
@@ -61,18 +61,18 @@ def plans_of(data: Steps, slice_: Slice) -> list[Plan]:
     return [priced[point.layout, workload(data, point)] for point in data.points]
 
 
-def counts(data: Steps, step: StepPlan) -> bool:
+def counts(data: StepSet, step: StepPlan) -> bool:
     """Whether a step was measured: all of them, or the bodies of the set's components."""
     return not data.only or (step.part == "body" and step.component in data.only)
 
 
-def terms_of_steps(data: Steps) -> Terms:
+def terms_of_steps(data: StepSet) -> Terms:
     """The terms of every point of a set."""
     plans = plans_of(data, parse_slice(data.slice).reaching(AT_ONE))
     return terms_of(plans, lambda step: counts(data, step))
 
 
-def data_sheet_of_steps(data: Steps) -> tuple[list[float], list[float]]:
+def data_sheet_of_steps(data: StepSet) -> tuple[list[float], list[float]]:
     """Lower bound and estimate of every point by the data sheet alone."""
     slice_ = parse_slice(data.slice)
     bounds = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_.at_data_sheet))
@@ -80,7 +80,7 @@ def data_sheet_of_steps(data: Steps) -> tuple[list[float], list[float]]:
     return [max(both) for both in bounds], [sum(both) for both in estimates]
 
 
-def _roof_and_comm_s(data: Steps, plan: Plan) -> tuple[float, float]:
+def _roof_and_comm_s(data: StepSet, plan: Plan) -> tuple[float, float]:
     steps = [s for s in plan.cost.steps if counts(data, s)]
     roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
     return roof_s, sum(s.layers * c.seconds(None) for s in steps for c in s.comms)

@@ -13,15 +13,15 @@ import numpy as np
 from mesh.chips import Reached
 from mesh.slices import parse_slice
 from planner.plan.accuracy import slice_at
-from planner.validate.fitting import Fit, fit, left_out
-from planner.validate.measured import Check, Curve, Curves
+from planner.validate.fitting import ConstantsFit, fit, left_out
+from planner.validate.measured import Check, Curve, CurveSet
 from planner.validate.points import collective_s, default_of, terms_of_curve
 from planner.validate.scores import (
     CALIBRATED,
     CHIP,
     FITTED,
     SHEET,
-    Calibration,
+    FittedConstants,
     Judged,
     Scored,
     SetScore,
@@ -33,10 +33,10 @@ from planner.validate.scores import (
 FREE = ("link", "launch_s")
 
 
-def score_curves(name: str, data: Curves) -> SetScore:
+def score_curves(name: str, data: CurveSet) -> SetScore:
     """Fit every curve by itself between the set's sizes."""
     points: list[Scored] = []
-    fits: dict[str, tuple[Curve, Fit]] = {}
+    fits: dict[str, tuple[Curve, ConstantsFit]] = {}
     for curve in data.curves:
         found, scored = _score(curve, data)
         points += scored
@@ -61,7 +61,7 @@ def score_curves(name: str, data: Curves) -> SetScore:
     )
 
 
-def _score(curve: Curve, data: Curves) -> tuple[Fit, list[Scored]]:
+def _score(curve: Curve, data: CurveSet) -> tuple[ConstantsFit, list[Scored]]:
     kept = [p for p in curve.points if data.bytes_from <= p.bytes <= data.bytes_to]
     sizes, measured = [p.bytes for p in kept], np.array([p.seconds for p in kept])
     slice_, terms = parse_slice(curve.slice), terms_of_curve(curve, sizes)
@@ -84,9 +84,9 @@ def _score(curve: Curve, data: Curves) -> tuple[Fit, list[Scored]]:
     ]
 
 
-def _calibration(curve: Curve, found: Fit, data: Curves) -> Calibration:
+def _calibration(curve: Curve, found: ConstantsFit, data: CurveSet) -> FittedConstants:
     points = sum(data.bytes_from <= p.bytes <= data.bytes_to for p in curve.points)
-    return Calibration(
+    return FittedConstants(
         of=curve.name,
         reached=found.reached,
         intervals=found.intervals,
@@ -96,7 +96,7 @@ def _calibration(curve: Curve, found: Fit, data: Curves) -> Calibration:
     )
 
 
-def _notes(data: Curves, fits: Mapping[str, tuple[Curve, Fit]]) -> Iterator[str]:
+def _notes(data: CurveSet, fits: Mapping[str, tuple[Curve, ConstantsFit]]) -> Iterator[str]:
     for name, (curve, found) in fits.items():
         terms = terms_of_curve(curve, [0.0])
         fixed = float(terms.seconds(found.reached)[0])

@@ -9,14 +9,14 @@ import msgspec
 from mesh.chips import Chip, load_chip
 from mesh.slices import parse_slice
 from planner.plan.accuracy import slice_at
-from planner.validate.measured import Limit, Limits, Measured, Microbenchmarks, Serving
+from planner.validate.measured import Limit, LimitSet, Measured, RateSet, ServedSet
 from planner.validate.points import default_of, model_of, price_one
 from planner.validate.scores import CHIP, COMPUTED, SHEET, Judged, Scored, SetScore, all_errors, described
 from strategies.models.models import Model
 from strategies.models.workload import Dtypes, Workload
 
 
-def score_limits(name: str, data: Limits) -> SetScore:
+def score_limits(name: str, data: LimitSet) -> SetScore:
     """The longest context whose cache fits in the budget, by the bytes that the programs store."""
     points = [
         Scored(
@@ -30,14 +30,14 @@ def score_limits(name: str, data: Limits) -> SetScore:
     return _scored(name, data, "tokens", points, worst, ())
 
 
-def _bytes_per_token(data: Limits, point: Limit) -> float:
+def _bytes_per_token(data: LimitSet, point: Limit) -> float:
     """Bytes of cache on one device per token of context, of all sequences."""
     model = model_of(data.model, data.heads, K=point.kv_heads, H=point.head_dim)
     held = [_kv_bytes(data, point, model, context) for context in (1024, 2048)]
     return (held[1] - held[0]) / 1024
 
 
-def _kv_bytes(data: Limits, point: Limit, model: Model, context: int) -> float:
+def _kv_bytes(data: LimitSet, point: Limit, model: Model, context: int) -> float:
     block, *others = data.layout.layouts
     given = msgspec.structs.replace(
         data.layout, layouts=(msgspec.structs.replace(block, assignment=point.block), *others)
@@ -46,7 +46,7 @@ def _kv_bytes(data: Limits, point: Limit, model: Model, context: int) -> float:
     return price_one(given, parse_slice(data.slice), model, work, point.name).memory.kv_bytes
 
 
-def score_serving(name: str, data: Serving) -> SetScore:
+def score_serving(name: str, data: ServedSet) -> SetScore:
     """Decoding alone, at the chip's own constants and the whole of each cache, must exceed what was served."""
     slice_, points = parse_slice(data.slice), []
     for point in data.points:
@@ -68,7 +68,7 @@ def score_serving(name: str, data: Serving) -> SetScore:
     return _scored(name, data, "tokens/s", points, short, notes)
 
 
-def score_microbenchmarks(name: str, data: Microbenchmarks) -> SetScore:
+def score_microbenchmarks(name: str, data: RateSet) -> SetScore:
     """The chip's own efficiencies are what benchmarks of one operation reached."""
     points = []
     for point in data.points:

@@ -11,8 +11,8 @@ from mesh.chips import Reached
 from mesh.slices import parse_slice
 from planner.best.solve import make_plan
 from planner.query.query import Query
-from planner.validate.fitting import Fit, fit, left_out
-from planner.validate.measured import Race, StepPoint, Steps, Target
+from planner.validate.fitting import ConstantsFit, fit, left_out
+from planner.validate.measured import ErrorTarget, Race, StepPoint, StepSet
 from planner.validate.points import (
     data_sheet_of_steps,
     default_of,
@@ -26,7 +26,7 @@ from planner.validate.scores import (
     CALIBRATED,
     CHIP,
     SHEET,
-    Calibration,
+    FittedConstants,
     Judged,
     Ranked,
     Scored,
@@ -38,7 +38,7 @@ from planner.validate.scores import (
 from strategies.models.workload import dtype_bytes
 
 
-def score_steps(name: str, data: Steps) -> SetScore:
+def score_steps(name: str, data: StepSet) -> SetScore:
     """Price every point, fit the constants, leave each configuration out once, and rank the layouts."""
     terms = terms_of_steps(data)
     start = default_of(parse_slice(data.slice))
@@ -78,8 +78,8 @@ def label(point: StepPoint) -> str:
     return point.name or f"{point.layout}, batch {point.batch}{capacity}"
 
 
-def _calibration(found: Fit, points: int, configurations: int) -> Calibration:
-    return Calibration(
+def _calibration(found: ConstantsFit, points: int, configurations: int) -> FittedConstants:
+    return FittedConstants(
         of="",
         reached=found.reached,
         intervals=found.intervals,
@@ -89,7 +89,7 @@ def _calibration(found: Fit, points: int, configurations: int) -> Calibration:
     )
 
 
-def _rivals(data: Steps, points: Sequence[Scored]) -> Iterator[tuple[Scored, Scored]]:
+def _rivals(data: StepSet, points: Sequence[Scored]) -> Iterator[tuple[Scored, Scored]]:
     """Pairs of points that differ in the layout only and are measured further apart than `ranked_apart`."""
     for (a, one), (b, other) in combinations(zip(data.points, points, strict=True), 2):
         same = (a.batch, a.capacity, workload(data, a)) == (b.batch, b.capacity, workload(data, b))
@@ -98,7 +98,7 @@ def _rivals(data: Steps, points: Sequence[Scored]) -> Iterator[tuple[Scored, Sco
             yield one, other
 
 
-def wrong_pairs(data: Steps, points: Sequence[Scored], constants: str = CALIBRATED) -> list[tuple[Scored, Scored]]:
+def wrong_pairs(data: StepSet, points: Sequence[Scored], constants: str = CALIBRATED) -> list[tuple[Scored, Scored]]:
     """The pairs that are ranked wrong."""
     return [
         (a, b)
@@ -107,7 +107,7 @@ def wrong_pairs(data: Steps, points: Sequence[Scored], constants: str = CALIBRAT
     ]
 
 
-def _winners(data: Steps, points: Sequence[Scored]) -> list[Ranked]:
+def _winners(data: StepSet, points: Sequence[Scored]) -> list[Ranked]:
     """Per batch the fastest measured layout and the fastest predicted one, each by the mean over its points."""
     found = []
     by_batch: dict[int, dict[str, list[Scored]]] = {}
@@ -148,7 +148,7 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _race(data: Steps, race: Race, reached: Reached) -> Ranked:
+def _race(data: StepSet, race: Race, reached: Reached) -> Ranked:
     point = StepPoint(
         layout=race.first, batch=race.batch, step_s=1, phase=race.phase, context=race.context, weights=race.weights
     )
@@ -160,7 +160,7 @@ def _race(data: Steps, race: Race, reached: Reached) -> Ranked:
     return _ranked(f"{race.phase} at batch {race.batch}", race.first, fitted, at_chip)
 
 
-def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iterator[tuple[str, float]]:
+def _best_found(data: StepSet, reached: Reached, points: Sequence[Scored]) -> Iterator[tuple[str, float]]:
     """For layouts that were chosen as the best ones: their seconds over those of the best that a search finds."""
     slice_, model = parse_slice(data.slice).reaching(reached), model_of(data.model, data.heads)
     for point, one in zip(data.points, points, strict=True):
@@ -171,7 +171,7 @@ def _best_found(data: Steps, reached: Reached, points: Sequence[Scored]) -> Iter
             yield one.name, mine / best
 
 
-def knee(data: Steps, reached: Reached) -> float:
+def knee(data: StepSet, reached: Reached) -> float:
     """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
     chip = parse_slice(data.slice).chip
     flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
@@ -191,8 +191,8 @@ def crossing(batches: Sequence[int], seconds: Sequence[float]) -> float:
 
 
 def _judged(
-    target: Target,
-    data: Steps,
+    target: ErrorTarget,
+    data: StepSet,
     reached: Reached,
     points: Sequence[Scored],
     races: Sequence[Ranked],
@@ -217,7 +217,7 @@ def _judged(
     return Judged(what=target.what, of=target.of, found=found, at_most=target.at_most)
 
 
-def _notes(data: Steps, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
+def _notes(data: StepSet, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
     rivals = list(_rivals(data, points))
     if rivals:
         wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))

@@ -42,7 +42,7 @@ class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worst: float
 
 
-class Calibration(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Constants fitted to points, each free one with its 95% interval; `of`: a curve, else the whole set."""
 
     of: str
@@ -93,7 +93,7 @@ class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     not_modelled: tuple[str, ...]
     unit: str
     chip_constants: dict[str, Reached] = msgspec.field(default_factory=dict)
-    calibrations: tuple[Calibration, ...] = ()
+    calibrations: tuple[FittedConstants, ...] = ()
     points: tuple[Scored, ...]
     errors: tuple[Errors, ...]
     rankings: tuple[Ranked, ...] = ()

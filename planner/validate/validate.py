@@ -15,12 +15,12 @@ from mesh.version import VERSION
 from planner.plan.accuracy import OWN, ErrorBar
 from planner.validate.measured import (
     MEASURED,
-    Curves,
-    Limits,
+    CurveSet,
+    LimitSet,
     Measured,
-    Microbenchmarks,
-    Serving,
-    Steps,
+    RateSet,
+    ServedSet,
+    StepSet,
     read_set,
     set_names,
 )
@@ -51,15 +51,15 @@ def validate(
 def score(name: str, data: Measured) -> SetScore:
     """What is found about one data set."""
     match data:
-        case Steps():
+        case StepSet():
             return score_steps(name, data)
-        case Curves():
+        case CurveSet():
             return score_curves(name, data)
-        case Limits():
+        case LimitSet():
             return score_limits(name, data)
-        case Serving():
+        case ServedSet():
             return score_serving(name, data)
-        case Microbenchmarks():
+        case RateSet():
             return score_microbenchmarks(name, data)
 
 
@@ -68,12 +68,12 @@ def error_bars(found: Validation, folder: Path = MEASURED) -> tuple[ErrorBar, ..
     bars: list[ErrorBar] = []
     for one in found.sets:
         data = read_set(one.name, folder)
-        if isinstance(data, Steps) and not data.only:
+        if isinstance(data, StepSet) and not data.only:
             bars += _bars(one, data)
     return tuple(bars)
 
 
-def _bars(one: SetScore, data: Steps) -> list[ErrorBar]:
+def _bars(one: SetScore, data: StepSet) -> list[ErrorBar]:
     chip = parse_slice(data.slice).chip
     phases = [point.phase or data.phase for point in data.points]
     fitted = _rounded(one.calibrations[0].reached)

@@ -26,7 +26,7 @@ _SPARSE, _SPARSE_ROWS = 1 << 12, 1 << 5
 
 
 @dataclass(frozen=True)
-class Half:
+class AxisHalf:
     """Some of the mesh axes, from `start` on: their `patterns` of kinds [patterns, axes], and that of each row."""
 
     patterns: Kinds
@@ -44,12 +44,12 @@ class Half:
         return np.asarray(plays.sum(axis=1, dtype=np.int64))
 
 
-def halves(kinds: Kinds) -> tuple[Half, Half]:
+def halves(kinds: Kinds) -> tuple[AxisHalf, AxisHalf]:
     """Rows of kinds [rows, mesh axes], their axes in two parts."""
     return _half(kinds, 0), _half(kinds, 1)
 
 
-def halves_of_pairs(first: Kinds, second: Kinds, base: int) -> tuple[Half, Half]:
+def halves_of_pairs(first: Kinds, second: Kinds, base: int) -> tuple[AxisHalf, AxisHalf]:
     """The same for every row of the first with every one of the second: kinds are `base` * first + second."""
     parts = []
     for number in range(2):
@@ -57,24 +57,24 @@ def halves_of_pairs(first: Kinds, second: Kinds, base: int) -> tuple[Half, Half]
         count = len(two.patterns)
         patterns = base * np.repeat(one.patterns, count, axis=0) + np.tile(two.patterns, (len(one.patterns), 1))
         index = (one.index * count)[:, None] + two.index
-        parts.append(Half(patterns.astype(np.int8), index.reshape(-1), one.start))
+        parts.append(AxisHalf(patterns.astype(np.int8), index.reshape(-1), one.start))
     return parts[0], parts[1]
 
 
-def _half(kinds: Kinds, number: int) -> Half:
+def _half(kinds: Kinds, number: int) -> AxisHalf:
     cut = kinds.shape[1] // 2
     some, start = (kinds[:, cut:], cut) if number else (kinds[:, :cut], 0)
     codes, base = np.zeros(len(kinds), dtype=np.int64), int(kinds.max(initial=0)) + 1
     for column in some.T:
         codes = codes * base + column
     first, index = numbered(codes)
-    return Half(some[first].astype(np.int8), index, start)
+    return AxisHalf(some[first].astype(np.int8), index, start)
 
 
 class Masks(Mapping[str, Ints]):
     """The set of mesh axes that play each program axis, as bits [rows, 1]; found when asked for."""
 
-    def __init__(self, plays: Plays, rows: Ints | None = None) -> None:
+    def __init__(self, plays: RoleSets, rows: Ints | None = None) -> None:
         self.plays, self.rows = plays, rows
         self._found: dict[Axes, Ints] = {}
 
@@ -111,16 +111,16 @@ def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
     >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
     {'X': [[5]], 'Y': [[0]]}
     """
-    return _MasksOfOne({axis: sum(1 << number for number in numbers) for axis, numbers in playing.items()}, axes)
+    return _SingleMasks({axis: sum(1 << number for number in numbers) for axis, numbers in playing.items()}, axes)
 
 
-class _MasksOfOne(Masks):
+class _SingleMasks(Masks):
     """Those of one row: sets are numbers, and no pattern is looked for, which many rows share."""
 
     def __init__(self, sets: Mapping[str, int], axes: int) -> None:
         number = np.arange(axes)
         members = {axis: (mask >> number & 1).astype(np.bool_) for axis, mask in sets.items()}
-        super().__init__(Plays(halves(number[None].astype(np.int8)), members))
+        super().__init__(RoleSets(halves(number[None].astype(np.int8)), members))
         self.sets = sets
 
     def union(self, axes: Axes) -> Ints:
@@ -133,13 +133,13 @@ class _MasksOfOne(Masks):
         return self._found[axes]
 
 
-class Plays:
+class RoleSets:
     """Rows whose mesh axes are of kinds, in halves, and by program axis the kinds that play it, `members` [kinds].
 
     Program axes that share a kind are played together by mesh axes of that kind.
     """
 
-    def __init__(self, parts: tuple[Half, Half], members: Mapping[str, Flags]) -> None:
+    def __init__(self, parts: tuple[AxisHalf, AxisHalf], members: Mapping[str, Flags]) -> None:
         self.halves, self.members, self.rows = parts, members, len(parts[0].index)
         self.masks = Masks(self)
         self._bits: dict[Axes, list[Ints]] = {}

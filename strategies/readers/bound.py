@@ -14,7 +14,7 @@ import numpy as np
 
 from strategies.bind import bind
 from strategies.checker import check, check_sizes
-from strategies.components import IDLE, Body, Component, Part, entry_parts, exit_parts
+from strategies.components import IDLE, Body, CheckedProgram, Component, entry_parts, exit_parts
 from strategies.layout import Assigned, BoundLayout
 from strategies.notation import Axes, LayoutError, Program
 from strategies.prices import Number
@@ -22,7 +22,7 @@ from strategies.readers.axis_sets import Masks, masks_of_one
 from strategies.readers.cost import ArrayScope, Speeds
 from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Rates
-from strategies.readers.sizes import Fit
+from strategies.readers.sizes import PaddedSizes
 from strategies.residual_program import axes_of_pairs
 
 
@@ -32,7 +32,7 @@ class Bound:
 
     component: Component
     part: str
-    source: Part
+    source: CheckedProgram
     masks: Masks
     program: Program
 
@@ -63,7 +63,7 @@ def _phase(assigned: Assigned) -> str:
     return assigned.body.parts[0].program.phase
 
 
-def _bind(layout: BoundLayout, a: Assigned, part: Part) -> Bound:
+def _bind(layout: BoundLayout, a: Assigned, part: CheckedProgram) -> Bound:
     plays = {axis: tuple(n for n, p in zip(layout.names, a.axes, strict=True) if p == axis) for axis in a.body.axes}
     return _bound(layout, a.component, "body", part, {k: _sorted(v, layout) for k, v in plays.items()})
 
@@ -76,7 +76,7 @@ def _bound(
     layout: BoundLayout,
     component: Component,
     name: str,
-    part: Part,
+    part: CheckedProgram,
     plays: Mapping[str, Axes],
     output: str | None = None,
 ) -> Bound:
@@ -103,7 +103,7 @@ def _bound_program(
     return bound
 
 
-def _glue(layout: BoundLayout, a: Assigned, parts: Sequence[Part], side: str) -> list[Bound]:
+def _glue(layout: BoundLayout, a: Assigned, parts: Sequence[CheckedProgram], side: str) -> list[Bound]:
     ends = [_end(a.body, axis, side) for axis in a.axes]
     found = []
     for part in parts:
@@ -180,7 +180,7 @@ def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
     return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
 
 
-def _must_fit(found: Fit, bound: Bound, padded: int) -> None:
+def _must_fit(found: PaddedSizes, bound: Bound, padded: int) -> None:
     if not found.ok.all():
         dim, reason, _, ways = found.failures[0]
         size = padded if dim == "B" else int(bound.component.dims[dim])

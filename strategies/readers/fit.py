@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strategies.components import Component, Part
+from strategies.components import CheckedProgram, Component
 from strategies.notation import Axes
 from strategies.prices import Number
 from strategies.primitives import PRIMITIVES
 from strategies.readers.axis_sets import Masks
 from strategies.readers.cost import ArrayScope, Speeds
 from strategies.readers.rates import Ints, Rates
-from strategies.readers.sizes import Fit, Ways, fit
+from strategies.readers.sizes import PaddedSizes, Ways, fit
 
 
-def fit_part(part: Part, component: Component, rates: Rates, masks: Masks, batches: Ints) -> Fit:
+def fit_part(part: CheckedProgram, component: Component, rates: Rates, masks: Masks, batches: Ints) -> PaddedSizes:
     """Sizes of a part's dims for every row, and which rows are possible."""
 
     def ways(axes: Axes) -> Ints:
@@ -36,12 +36,12 @@ def ways_of(axes: Axes, masks: Masks, rates: Rates) -> Ints:
     return rates.n[masks.union(axes)]
 
 
-def _slot_axes(part: Part) -> Axes:
+def _slot_axes(part: CheckedProgram) -> Axes:
     """The program axes that cut the slots of experts where tokens are dispatched."""
     return next((s.outputs[0].axes("C") for s in part.program.steps if PRIMITIVES[s.op].slots), ())
 
 
-def scope_of(part: Part, sizes: Mapping[str, Number], masks: Masks, rates: Rates, fast: Speeds) -> ArrayScope:
+def scope_of(part: CheckedProgram, sizes: Mapping[str, Number], masks: Masks, rates: Rates, fast: Speeds) -> ArrayScope:
     """A scope over rows, with the quantities that depend on the batch.
 
     `C` slots per expert are whole on every shard of the tokens: n ceil(tokens k / (E n)), cut n ways.

@@ -28,7 +28,7 @@ Classes = Callable[[frozenset[Axes]], tuple[Ways, Ints | None]]
 
 
 @dataclass
-class Fit:
+class PaddedSizes:
     """Sizes after padding (of dims that may not be padded, as they are), and which rows and batches are possible."""
 
     sizes: dict[str, Number]
@@ -58,7 +58,7 @@ def fit(
     ways: Ways,
     rows: int,
     classes: Classes | None = None,
-) -> Fit:
+) -> PaddedSizes:
     """Sizes and possibility of every row: `ways` gives columns [rows, 1]; `batches` is a row [1, columns].
 
     With `classes` each dim is looked at once for all rows that cut it alike.
@@ -67,7 +67,7 @@ def fit(
     for name, axes in needs.divides:
         cuts.setdefault(name, []).append(axes)
     look = classes or (lambda _: (ways, None))
-    found = Fit(dict(dims), np.ones((rows, 1), dtype=bool))
+    found = PaddedSizes(dict(dims), np.ones((rows, 1), dtype=bool))
     _fit_heads(found, needs, dims, pad, cuts, look)
     for name in sorted(cuts):
         if name not in ("N", "M", "K", "B") and name in dims:
@@ -85,7 +85,7 @@ def _lcm(ways: Ways, every: Sequence[Axes]) -> Ints:
     return total
 
 
-def _fit_dim(found: Fit, name: str, size: Number, cuts: Sequence[Axes], look: Classes, may_pad: bool) -> Number:
+def _fit_dim(found: PaddedSizes, name: str, size: Number, cuts: Sequence[Axes], look: Classes, may_pad: bool) -> Number:
     ways, row = look(frozenset(cuts))
     cut = _lcm(ways, cuts)
     padded = -(-size // cut) * cut
@@ -98,7 +98,7 @@ def _fit_dim(found: Fit, name: str, size: Number, cuts: Sequence[Axes], look: Cl
 
 
 def _fit_heads(
-    found: Fit,
+    found: PaddedSizes,
     needs: Requirements,
     dims: Mapping[str, float],
     pad: Sequence[str],

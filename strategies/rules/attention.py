@@ -65,7 +65,7 @@ def ring_attend(step: Step) -> Sequence[WholeIfCut]:
     return ()
 
 
-def _triple_less(step: Step) -> tuple[Tensor, Tensor]:
+def _without_softmax_state(step: Step) -> tuple[Tensor, Tensor]:
     takes(step, 1)
     (a,), (b,) = step.inputs, step.outputs
     need(bool(step.axes) and set(step.axes) <= set(a.triple), f"needs {listed(step.axes)} in {{A}}, got {a}")
@@ -76,13 +76,13 @@ def _triple_less(step: Step) -> tuple[Tensor, Tensor]:
 
 def attend_reduce(step: Step) -> Sequence[WholeIfCut]:
     """Combines the triple over sequence axes; every shard gets the result."""
-    a, b = _triple_less(step)
+    a, b = _without_softmax_state(step)
     need(a.dims == b.dims, f"keeps the cut; required the dims of {a}, got {b}")
     return ()
 
 
 def attend_scatter(step: Step) -> Sequence[WholeIfCut]:
     """Combines the triple over sequence axes, which become a suffix of one dim."""
-    a, b = _triple_less(step)
+    a, b = _without_softmax_state(step)
     must_gain_suffix(step, a, b)
     return ()

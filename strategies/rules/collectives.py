@@ -9,7 +9,7 @@ from strategies.rules.common import (
     WholeIfCut,
     keeps_marks,
     keeps_names,
-    keeps_triple,
+    keeps_softmax_state,
     listed,
     must_gain_suffix,
     need,
@@ -42,7 +42,7 @@ def reduce_scatter(step: Step) -> Sequence[WholeIfCut]:
         need(set(step.axes) <= set(a.partial), f"needs {listed(step.axes)} in {{U}}, got {a}")
         left = set(a.partial) - set(step.axes)
         need(set(b.partial) == left, f"removes {listed(step.axes)} from {{U}}: required {partial_mark(left)}, got {b}")
-        keeps_triple(a, b)
+        keeps_softmax_state(a, b)
         must_gain_suffix(step, a, b)
     return ()
 
@@ -54,7 +54,7 @@ def all_reduce(step: Step) -> Sequence[WholeIfCut]:
         need(a.dims == b.dims, f"keeps the cut; required the dims of {a}, got {b}")
         left = set(a.partial) - set(step.axes)
         need(set(b.partial) == left, f"removes {listed(step.axes)} from {{U}}: required {partial_mark(left)}, got {b}")
-        keeps_triple(a, b)
+        keeps_softmax_state(a, b)
     return ()
 
 

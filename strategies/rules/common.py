@@ -69,7 +69,7 @@ def must_match(required: Tensor, got: Tensor) -> None:
     need(required.same_type(got), f"requires {required}, got {got}")
 
 
-def keeps_triple(a: Tensor, b: Tensor) -> None:
+def keeps_softmax_state(a: Tensor, b: Tensor) -> None:
     """Both are softmax triples over the same axes."""
     need(set(a.triple) == set(b.triple), f"keeps {{A}} as it is; required the mark of {a}, got {b}")
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.components import IDLE, Body, Component
-from strategies.readers.axis_sets import Masks, Plays, halves
+from strategies.readers.axis_sets import Masks, RoleSets, halves
 from strategies.readers.fit import fit_part
 from strategies.readers.rates import Ints, Rates
-from strategies.readers.sizes import Fit
+from strategies.readers.sizes import PaddedSizes
 
 Rows = NDArray[np.int8]
 Rejection = tuple[str, str, int, dict[str, float]]
@@ -29,7 +29,7 @@ def assignments(
     batches: Ints,
     allowed: tuple[frozenset[str], ...],
     most_roles: int | None = None,
-) -> tuple[Rows, Plays, list[Rejection]]:
+) -> tuple[Rows, RoleSets, list[Rejection]]:
     """Assignments of the body's roles to mesh axes, and what was ruled out while listing them.
 
     `allowed[i]` are the program axes that mesh axis i may play. Every assignment that can run is listed, if it plays
@@ -41,7 +41,7 @@ def assignments(
 
 
 @lru_cache(maxsize=64)
-def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | None) -> tuple[Rows, Plays]:
+def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | None) -> tuple[Rows, RoleSets]:
     """All of them: slices and meshes of equally many axes share the list."""
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(allowed))
@@ -54,12 +54,12 @@ def _listed(body: Body, allowed: tuple[frozenset[str], ...], most_roles: int | N
         for column in rows.T:
             used |= bits[column]
         rows = rows[np.bitwise_count(used) <= most_roles]
-    return rows, plays_of(rows, choices)
+    return rows, role_sets_of(rows, choices)
 
 
 def _grown(
     component: Component, body: Body, rates: Rates, batches: Ints, allowed: tuple[frozenset[str], ...]
-) -> tuple[Rows, Plays, list[Rejection]]:
+) -> tuple[Rows, RoleSets, list[Rejection]]:
     """All but those of which the first axes alone cut some dim so that it does not divide.
 
     More axes cut it no better: what does not divide c ways, or only with too much padding, does not divide a multiple
@@ -77,7 +77,7 @@ def _grown(
             found += [r for one in fits for r in rejections(one, component, batches, each)]
             rows = rows[np.logical_and.reduce([one.ok for one in fits]).any(axis=1)]
     rows = _required_rows(rows, body, choices)
-    return rows, plays_of(rows, choices), found
+    return rows, role_sets_of(rows, choices), found
 
 
 def _ends(rows: Rows, body: Body, choices: Sequence[str], later: Sequence[frozenset[str]]) -> Ints:
@@ -87,21 +87,21 @@ def _ends(rows: Rows, body: Body, choices: Sequence[str], later: Sequence[frozen
     if not required:
         return np.full(len(rows), every)
     without = np.prod([len(names - required) for names in later], dtype=np.int64)
-    return np.where(_plays_any(rows, choices, required), every, every - without)
+    return np.where(_has_any_role(rows, choices, required), every, every - without)
 
 
 def _required(body: Body) -> frozenset[str]:
     return frozenset(axis for part in body.parts for axis in part.program.requires)
 
 
-def _plays_any(rows: Rows, choices: Sequence[str], axes: frozenset[str]) -> NDArray[np.bool_]:
+def _has_any_role(rows: Rows, choices: Sequence[str], axes: frozenset[str]) -> NDArray[np.bool_]:
     return np.asarray(np.isin(rows, [i for i, axis in enumerate(choices) if axis in axes]).any(axis=1))
 
 
 def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
     """Rows in which some mesh axis plays a role that the program requires; without it the program is another's."""
     required = _required(body)
-    return rows[_plays_any(rows, choices, required)] if required else rows
+    return rows[_has_any_role(rows, choices, required)] if required else rows
 
 
 def enumerate_rows(choices: int, axes: int) -> Rows:
@@ -109,18 +109,18 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
     return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, choices**axes).T
 
 
-def plays_of(rows: Rows, choices: Sequence[str]) -> Plays:
+def role_sets_of(rows: Rows, choices: Sequence[str]) -> RoleSets:
     """Which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
     number = np.arange(len(choices))
-    return Plays(halves(rows), {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
+    return RoleSets(halves(rows), {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
 
 
 def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
     """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
-    return plays_of(rows, choices).masks
+    return role_sets_of(rows, choices).masks
 
 
-def rejections(found: Fit, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
+def rejections(found: PaddedSizes, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
     """How many rows each need ruled out, with an example; a row stands for `each` assignments."""
     result = []
     for dim, reason, bad, ways in found.failures:

@@ -17,7 +17,7 @@ from strategies.checker import Requirements
 from strategies.notation import Axes, Program, Step, Tensor
 from strategies.prices import Number
 from strategies.primitives import PRIMITIVES
-from strategies.readers.axis_sets import Plays, Unions
+from strategies.readers.axis_sets import RoleSets, Unions
 from strategies.readers.cost import ArrayScope, Speeds, Totals, price_step
 from strategies.readers.memory import Moment, moment_bytes, moments
 from strategies.readers.rates import Ints
@@ -62,7 +62,7 @@ def _asked(axes: frozenset[Axes], tensors: Sequence[Tensor], program: Program, n
 
 
 def price_shared(
-    scope: ArrayScope, needs: Requirements, plays: Plays, fast: Speeds, into: Totals, rows: Ints | None = None
+    scope: ArrayScope, needs: Requirements, plays: RoleSets, fast: Speeds, into: Totals, rows: Ints | None = None
 ) -> None:
     """Add the totals of the scope's rows, all or these: what adding up `price_steps` gives for each."""
     for unions, steps in step_groups(scope.program, needs):
@@ -74,7 +74,7 @@ def price_shared(
 
 
 def peak_shared(
-    scope: ArrayScope, needs: Requirements, plays: Plays, rows: Ints, columns: Ints | None = None
+    scope: ArrayScope, needs: Requirements, plays: RoleSets, rows: Ints, columns: Ints | None = None
 ) -> Number:
     """`peak_activation_bytes` of these rows, in these columns (None: in all)."""
     peak: Number = np.zeros((1, 1))

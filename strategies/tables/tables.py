@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.components import IDLE, Body, Component, Part
+from strategies.components import IDLE, Body, CheckedProgram, Component
 from strategies.prices import Number
-from strategies.readers.axis_sets import Plays
+from strategies.readers.axis_sets import RoleSets
 from strategies.readers.cost import ArrayScope, Speeds, Totals
 from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import cache_bytes, weight_bytes
@@ -20,7 +20,7 @@ from strategies.tables.dedup import peak_shared, price_shared
 
 
 @dataclass(frozen=True)
-class Table:
+class PriceTable:
     """Priced assignments of one body: `rows` [rows, mesh axes] of indices into `choices`; the rest [rows, columns].
 
     Seconds are of one layer, `wait_s` as in `Totals`, `spare_s` its `room_s`;
@@ -38,9 +38,9 @@ class Table:
     stored_bytes: Floats
     rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
     evaluations: int
-    plays: Plays
+    plays: RoleSets
     alive: Ints
-    scopes: tuple[tuple[Part, ArrayScope], ...]
+    scopes: tuple[tuple[CheckedProgram, ArrayScope], ...]
 
     def peak_bytes(self, rows: Ints, columns: Ints) -> Floats:
         """The most bytes of activations that live at once, [rows, columns] of those asked for: few need to be."""
@@ -58,7 +58,7 @@ def price_body(
     batches: Ints,
     allowed: Sequence[frozenset[str]],
     most_roles: int | None = None,
-) -> Table:
+) -> PriceTable:
     """Price every assignment of a body that plays no more than `most_roles` different roles (None: any number).
 
     `allowed[i]` are the program axes that mesh axis i may play.
@@ -81,7 +81,7 @@ def price_body(
         weights = 0.0 if component.tied and number else weight_bytes(scope)
         stored = stored + component.times * (weights + cache_bytes(scope))
     shape = (len(alive), batches.shape[1])
-    return Table(
+    return PriceTable(
         body,
         choices,
         rows[alive],

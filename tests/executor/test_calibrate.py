@@ -21,7 +21,7 @@ import executor.calibrate.calibrate as module
 import executor.calibrate.link_fit
 import meshwright
 from executor.calibrate.calibrate import Calibration, Effort, calibrate, chip_file, made
-from executor.calibrate.link_fit import Fit, Sample, link_fits, unit_rates
+from executor.calibrate.link_fit import LinkFit, LinkSample, link_fits, unit_rates
 from executor.devices import Unavailable
 from mesh.chipfile import chip_toml, measured_chip
 from mesh.chips import chip_names, load_chip
@@ -53,7 +53,7 @@ def found() -> Calibration:
         return calibrate("cpu", count=4, quick=True)
 
 
-def planted(bytes_per_s: float, hop_s: float, noise: float = 0.0) -> list[Sample]:
+def planted(bytes_per_s: float, hop_s: float, noise: float = 0.0) -> list[LinkSample]:
     """Times that a switch with these constants would take after a launch, each off by a relative normal error."""
     draw = np.random.default_rng(0)
     samples = []
@@ -63,7 +63,7 @@ def planted(bytes_per_s: float, hop_s: float, noise: float = 0.0) -> list[Sample
                 per_byte, hops = unit_rates(kind, n)
                 each = max(nbytes * per_byte / bytes_per_s, hops * hop_s)
                 seconds = (LAUNCH_S + 8 * each) * (1 + noise * draw.normal())
-                samples.append(Sample(kind=kind, runs=8, moved=nbytes * per_byte, hops=hops, seconds=seconds))
+                samples.append(LinkSample(kind=kind, runs=8, moved=nbytes * per_byte, hops=hops, seconds=seconds))
     return samples
 
 
@@ -179,7 +179,7 @@ def test_one_device_has_no_link_and_says_so() -> None:
     """A chip needs a number there; no collective of one device is ever priced with it."""
     mesh_of_one = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
     fits = [
-        Fit(name=name, value=value, unit="", points=1)
+        LinkFit(name=name, value=value, unit="", points=1)
         for name, value in (("flops_per_s.f32", 1e9), ("hbm_bytes_per_s", 2e9), ("launch_s", 1e-5))
     ]
     chip = made("cpu", mesh_of_one, fits).chip

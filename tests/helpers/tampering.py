@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace as changed
 
 from executor.run.engine import Engine
-from executor.run.runnable import Unit
+from executor.run.runnable import RunnableComponent
 from planner.plan.plan import CommPlan, Plan, StepPlan
 from strategies.notation import Program, Step, Tensor
 from strategies.readers.specs import TensorSpec
@@ -152,7 +152,7 @@ PRICES: Mapping[str, Edit] = {
 def with_steps(engine: Engine, component: str, change: Callable[[Program], Program]) -> Engine:
     """The engine with a component's programs changed, unchecked."""
 
-    def unit(u: Unit) -> Unit:
+    def unit(u: RunnableComponent) -> RunnableComponent:
         parts = {n: tuple(map(change, getattr(u, n))) for n in ("entry", "bodies", "leave")}
         return replace(u, **parts) if u.name == component else u
 

@@ -8,7 +8,7 @@ from helpers.planned import planned
 
 from mesh.errors import InputError
 from meshwright.reports.explain import check_plan, dim_sizes, explanation, on_one_device
-from meshwright.reports.text import Lines, Table, render
+from meshwright.reports.text import Lines, TextTable, render
 from planner.plan.plan import Plan
 from strategies.notation import parse_tensor
 
@@ -22,9 +22,9 @@ def plan() -> Plan:
 KINDS = [("mixtral-8x7b", "decode"), ("gpt-oss-20b", "prefill"), ("palm-8b", "decode")]
 
 
-def tables(plan: Plan) -> dict[str, Table]:
+def tables(plan: Plan) -> dict[str, TextTable]:
     """The tables of the explanation, by the start of their heading."""
-    return {b.heading.split(" (")[0]: b for b in explanation(plan) if isinstance(b, Table) and b.heading}
+    return {b.heading.split(" (")[0]: b for b in explanation(plan) if isinstance(b, TextTable) and b.heading}
 
 
 def test_sizes_on_one_device() -> None:
@@ -85,7 +85,7 @@ def test_every_dim_of_every_kind_of_layer_has_a_size(name: str, phase: str) -> N
     """In MoE, windowed and parallel-block models, no dim of a step is left without a number."""
     best = planned(name, "v5p:2x2x2", phase=phase, batch=(8,), context=2048, top=1).plans[0]
     for block in explanation(best):
-        if isinstance(block, Table) and len(block.headers) > 2 and block.headers[1] == "step":
+        if isinstance(block, TextTable) and len(block.headers) > 2 and block.headers[1] == "step":
             for row in block.rows:
                 assert not [c for c in row[2].replace("]", "[").split("[")[1::2] if any(map(str.isalpha, c))], row
 

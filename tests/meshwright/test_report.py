@@ -14,10 +14,10 @@ from meshwright.reports.plan import (
     runner_up,
     why_lost,
 )
-from meshwright.reports.text import Lines, Table, render
+from meshwright.reports.text import Lines, TextTable, render
 from planner.numbers import digits
 from planner.plan.accuracy import whose_constants
-from planner.plan.compare import Comparison, Turn
+from planner.plan.compare import PlanComparison, Turn
 from planner.plan.plan import Constant, Plan
 from planner.plan.planfile import PlanFile
 from strategies.layout import ComponentLayout, MeshPiece
@@ -83,7 +83,7 @@ def lost(**changes: object) -> list[str]:
         "margin_s": 0.001, "margin": 0.05, "deciding_text": "o[B] = AllReduce_X(o[B] {U_X})", "turns": (),
         "deciding_component": "mlp", "deciding_s": 0.002,
     }  # fmt: skip
-    return why_lost(2, Comparison(**{**values, **changes}))  # type: ignore[arg-type]
+    return why_lost(2, PlanComparison(**{**values, **changes}))  # type: ignore[arg-type]
 
 
 def test_why_the_runner_up_lost() -> None:
@@ -175,14 +175,14 @@ def test_it_says_whose_constants_times_are_of() -> None:
 
 def test_tables_align_numbers_and_escape_pipes() -> None:
     """Numbers go right, words left; in Markdown a pipe does not end a cell, and code is in backticks."""
-    table = Table("", ("word", "count"), [("a|b", "1,000"), ("c", "-")], code=frozenset({0}))
+    table = TextTable("", ("word", "count"), [("a|b", "1,000"), ("c", "-")], code=frozenset({0}))
     assert render([table], "table").splitlines()[2:] == ["a|b       1,000", "c             -"]
     assert "| `a\\|b` |   1,000 |" in render([table], "markdown")
 
 
 def test_empty_blocks_are_left_out() -> None:
     """A heading without rows or lines is not printed."""
-    assert render([Lines("a", []), Table("b", ("c",), []), Lines("", ["d"])], "table") == "d\n"
+    assert render([Lines("a", []), TextTable("b", ("c",), []), Lines("", ["d"])], "table") == "d\n"
 
 
 @pytest.mark.parametrize(

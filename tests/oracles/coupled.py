@@ -3,7 +3,7 @@
 from planner.cpsat.rows import boards
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Proof
-from planner.search.problem import Choice, Found, Problem
+from planner.search.problem import Choice, Problem, SearchResult
 
 
 def solve_coupled(
@@ -15,4 +15,4 @@ def solve_coupled(
     `infeasible`) or nothing was found in time (`unknown`).
     """
     (batch,) = problem.work.batches
-    return solve_batch(boards(problem, Found()), batch, seconds, cutoff)
+    return solve_batch(boards(problem, SearchResult()), batch, seconds, cutoff)

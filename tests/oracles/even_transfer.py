@@ -1,13 +1,13 @@
 """Moving caches that lie evenly over all chips of both sides: the transfer that needs no plan."""
 
 from mesh.slices import Slice
-from planner.plan.transfer import Share, Side, request_cache_bytes, transfer
+from planner.plan.transfer import Share, TransferEnd, request_cache_bytes, transfer
 from strategies.models.models import Model
 
 
-def even_side(slice_: Slice, model: Model, kv: str, tokens: int) -> Side:
+def even_side(slice_: Slice, model: Model, kv: str, tokens: int) -> TransferEnd:
     """A side that holds every request's cache once, evenly over all its chips."""
-    return Side(slice_, (Share(nbytes=request_cache_bytes(model, kv, tokens)),))
+    return TransferEnd(slice_, (Share(nbytes=request_cache_bytes(model, kv, tokens)),))
 
 
 def transfer_s(model: Model, kv: str, tokens: int, source: Slice, target: Slice, requests: int = 1) -> float:

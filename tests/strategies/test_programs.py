@@ -11,7 +11,7 @@ from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies import residual_program as glue
 from strategies.checker import check
-from strategies.components import IDLE, Body, Component, Part, components
+from strategies.components import IDLE, Body, CheckedProgram, Component, components
 from strategies.layoutfile import FEATURES, builtin_programs, parse_layout, read_layout, specialise
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
@@ -109,7 +109,7 @@ def test_the_readme_s_program_is_a_file_that_can_be_read(tmp_path: Path) -> None
     assert [body.name for body in mlp(16).bodies] == ["mlp", "mlp-gathered"]
 
 
-def glue_s(part: Part, owner: Component, pairs: list[str], batch: Ints) -> float:
+def glue_s(part: CheckedProgram, owner: Component, pairs: list[str], batch: Ints) -> float:
     """Seconds of glue whose mesh axes play these pairs; infinite where a dim does not divide."""
     names = {role.name: role.axis for role in part.program.roles}
     playing = {axis: [i for i, pair in enumerate(pairs) if names[pair] == axis] for axis in names.values()}
@@ -125,7 +125,7 @@ def best_s(owner: Component, body: Body, batch: int) -> float:
     """The least seconds of one layer with its glue, where all layers' MLP weights take at most half of the HBM."""
     batches = np.array([[batch]])
     table = price_body(owner, body, RATES, FAST, batches, ROLES)
-    entry, leave = (Part(p, check(p)) for p in (glue.entry("decode"), glue.leave("decode")))
+    entry, leave = (CheckedProgram(p, check(p)) for p in (glue.entry("decode"), glue.leave("decode")))
     times = []
     fits = table.stored_bytes[:, 0] <= V5E.chip.usable_hbm_bytes_per_device / 2
     for row, step_s in zip(table.rows[fits], table.step_s[fits], strict=True):

@@ -12,7 +12,7 @@ import pytest
 
 import meshwright
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit, compile_on, compiler_options, too_big
-from executor.compiler.expected import Promise, promises, widths
+from executor.compiler.expected import ExpectedCollective, promises, widths
 from executor.compiler.hlo import big_copies, collectives
 from executor.compiler.rewrites import compare_collectives
 from executor.devices import build_mesh, prepare_environment, tpu_devices
@@ -29,9 +29,9 @@ CASES = Path(__file__).parents[2] / "cases"
 SIZES = {"X": 2, "Y": 4}
 
 
-def promise(kind: str, axes: tuple[str, ...], elements: float, runs: int = 1, width: float = 2) -> Promise:
+def promise(kind: str, axes: tuple[str, ...], elements: float, runs: int = 1, width: float = 2) -> ExpectedCollective:
     """A priced collective."""
-    return Promise(kind, axes, elements, width, runs, f"{kind} of {elements}")
+    return ExpectedCollective(kind, axes, elements, width, runs, f"{kind} of {elements}")
 
 
 def test_promises_are_priced_bytes_as_elements_over_axes_that_cut() -> None:
@@ -49,7 +49,7 @@ def test_promises_are_priced_bytes_as_elements_over_axes_that_cut() -> None:
         **zeros,
     )
     (found,) = promises([step], SIZES | {"Z": 1}, lambda step, comm: 2.0)
-    assert found == Promise("AllReduce", ("X", "Y"), 64.0, 2.0, 240, "mlp: o[B] = ...")
+    assert found == ExpectedCollective("AllReduce", ("X", "Y"), 64.0, 2.0, 240, "mlp: o[B] = ...")
 
 
 def test_a_real_plans_promises_are_whole_elements() -> None:
@@ -113,7 +113,7 @@ def mlp(mesh: Any, layers: int, batch: int, hidden: int) -> tuple[Any, list[Any]
     return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False), args
 
 
-def promised_mlp(layers: int, batch: int, hidden: int, x: int, y: int) -> list[Promise]:
+def promised_mlp(layers: int, batch: int, hidden: int, x: int, y: int) -> list[ExpectedCollective]:
     """What `mlp` should move."""
     return [
         promise("AllGather", ("Y",), batch * 4096 // x, layers),

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from executor.compiler.expected import Promise
-from executor.compiler.hlo import Collective, Part, collectives
-from executor.compiler.rewrites import Comparison, compare_collectives
+from executor.compiler.expected import ExpectedCollective
+from executor.compiler.hlo import Collective, Operand, collectives
+from executor.compiler.rewrites import CollectiveDiff, compare_collectives
 
 CASES = Path(__file__).parents[2] / "cases" / "hlo"
 SIZES = {"X": 2, "Y": 4}
@@ -22,9 +22,9 @@ GROUPS = {
 }
 
 
-def promise(kind: str, axes: tuple[str, ...], elements: float, runs: int = 1, width: float = 2) -> Promise:
+def promise(kind: str, axes: tuple[str, ...], elements: float, runs: int = 1, width: float = 2) -> ExpectedCollective:
     """A priced collective."""
-    return Promise(kind, axes, elements, width, runs, f"{kind} of {elements}")
+    return ExpectedCollective(kind, axes, elements, width, runs, f"{kind} of {elements}")
 
 
 def ran(
@@ -36,7 +36,7 @@ def ran(
         kind=kind,
         name=f"{kind}.{sum(elements)}",
         op_name="jit(f)/op",
-        parts=tuple(Part(n, dtype, bits) for n in elements),
+        parts=tuple(Operand(n, dtype, bits) for n in elements),
         groups=GROUPS[axes] if kind != "CollectivePermute" else (),
         pairs=tuple((g[0], g[1]) for g in GROUPS[axes]) if kind == "CollectivePermute" else (),
         runs=runs,
@@ -44,7 +44,7 @@ def ran(
     )
 
 
-def compare(promised: Sequence[Promise], found: Sequence[Collective]) -> Comparison:
+def compare(promised: Sequence[ExpectedCollective], found: Sequence[Collective]) -> CollectiveDiff:
     """On a mesh of 2 x 4."""
     return compare_collectives(promised, found, SIZES)
 
@@ -52,7 +52,7 @@ def compare(promised: Sequence[Promise], found: Sequence[Collective]) -> Compari
 def test_what_was_promised_holds_without_a_word() -> None:
     """Runs may be split over several places in the program."""
     found = [ran("AllReduce", ("Y",), 64, runs=1), ran("AllReduce", ("Y",), 64, runs=79)]
-    assert compare([promise("AllReduce", ("Y",), 64, runs=80)], found) == Comparison((), ())
+    assert compare([promise("AllReduce", ("Y",), 64, runs=80)], found) == CollectiveDiff((), ())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_was_promised_holds_without_a_word() -> None:
     ],
 )
 def test_a_known_rewrite_is_a_value_with_its_extra_bytes(
-    kind: str, promised: Promise, found: list[Collective], extra_bytes: float
+    kind: str, promised: ExpectedCollective, found: list[Collective], extra_bytes: float
 ) -> None:
     """Extra bytes: those that each device sends beyond the priced ones."""
     outcome = compare([promised], found)
@@ -93,7 +93,7 @@ def test_a_merged_collective_is_matched_operand_by_operand() -> None:
     wanted = [promise("AllReduce", ("Y",), n, runs=5) for n in (64, 1024)]
     (rewrite,) = compare(wanted, [found]).rewrites
     assert (rewrite.kind, rewrite.promised, rewrite.extra_bytes) == ("Merged", tuple(wanted), 0)
-    assert compare([promise("AllReduce", ("Y",), 1088, runs=5)], [found]) == Comparison((), ())
+    assert compare([promise("AllReduce", ("Y",), 1088, runs=5)], [found]) == CollectiveDiff((), ())
 
 
 def permute(elements: int, far: int, runs: int = 1, shards: int = 4) -> Collective:
@@ -139,7 +139,7 @@ def test_much_padding_is_permuted_over_more_than_one_border() -> None:
         (
             "wider elements",
             ran("ReduceScatter", ("Y",), 6400, padding=160),
-            [replace(permute(80, 1), parts=(Part(80, "f32", 32),))],
+            [replace(permute(80, 1), parts=(Operand(80, "f32", 32),))],
         ),
     ],
 )
@@ -171,8 +171,8 @@ def test_a_gather_that_is_run_again_is_told_with_its_bytes() -> None:
         again(name="AllGather.65.remat"),
         again(op_name="jit(f)/another"),
         again(runs=49),
-        again(parts=(Part(128, "bf16", 16),)),
-        again(parts=(Part(64, "f32", 32),)),
+        again(parts=(Operand(128, "bf16", 16),)),
+        again(parts=(Operand(64, "f32", 32),)),
         again(groups=GROUPS[("X",)]),
         again(kind="AllReduce"),
     ],
@@ -184,8 +184,10 @@ def test_another_gather_is_no_repeated_one(wrong: Collective) -> None:
     assert not compare([promise("AllGather", ("Y",), 64, runs=48)], [first, wrong]).holds
 
 
-REDUCE = Promise("AllReduce", ("X",), 64, 2, 80, "attention: o[B, D] {U_Y} = AllReduce_X(o[B, D] {U_XY})")
-SCATTER = Promise("ReduceScatter", ("Y",), 64, 2, 80, "attention: o[B, D_Y] = ReduceScatter_Y(o[B, D] {U_Y})")
+REDUCE = ExpectedCollective("AllReduce", ("X",), 64, 2, 80, "attention: o[B, D] {U_Y} = AllReduce_X(o[B, D] {U_XY})")
+SCATTER = ExpectedCollective(
+    "ReduceScatter", ("Y",), 64, 2, 80, "attention: o[B, D_Y] = ReduceScatter_Y(o[B, D] {U_Y})"
+)
 
 
 def test_an_all_reduce_may_come_behind_the_scatter_of_its_result() -> None:
@@ -236,7 +238,7 @@ def test_an_all_reduce_may_come_behind_the_scatter_of_its_result() -> None:
     ],
 )
 def test_a_smaller_all_reduce_is_no_reordered_one_without_proof(
-    why: str, promised: list[Promise], found: list[Collective]
+    why: str, promised: list[ExpectedCollective], found: list[Collective]
 ) -> None:
     """The promised scatter takes exactly its result, as often, and is there."""
     assert not compare_collectives(promised, found, SIZES, widens=False).holds, why
@@ -266,7 +268,7 @@ def test_where_nothing_widens_a_wider_collective_is_a_difference() -> None:
         ("extra", [], [ran("AllGather", ("Y",), 64, runs=None)]),
     ],
 )
-def test_anything_else_is_a_difference(kind: str, promised: list[Promise], found: list[Collective]) -> None:
+def test_anything_else_is_a_difference(kind: str, promised: list[ExpectedCollective], found: list[Collective]) -> None:
     """With the promised steps and the found operations in it."""
     (difference,) = compare(promised, found).differences
     assert (difference.kind, difference.promised, difference.found) == (kind, tuple(promised), tuple(found))

@@ -17,7 +17,7 @@ from executor.levels.host_collectives import check_collectives
 from executor.levels.numerics import BOUNDS, numerics, run_numerics
 from executor.loaded import Loaded, load
 from executor.run.engine import engine_of
-from executor.run.runnable import Options
+from executor.run.runnable import RunOptions
 from strategies.layoutfile import builtin_programs
 from strategies.models.workload import Dtypes
 
@@ -66,7 +66,7 @@ def engines(loaded: Loaded) -> tuple[Any, Any]:
     plan, mesh = loaded.plan, host_mesh(loaded)
     run = engine_of(loaded, mesh)
     moe = any(group.mlp.moe for group in plan.model.groups)
-    return run, engine_of(loaded, mesh, Options(capacity_factor=capacity_factor(plan))) if moe else run
+    return run, engine_of(loaded, mesh, RunOptions(capacity_factor=capacity_factor(plan))) if moe else run
 
 
 def holds(plan: Any) -> None:
@@ -159,7 +159,7 @@ def test_too_few_devices_are_said_with_what_to_do() -> None:
 def test_a_wrong_engine_is_told_by_step_sequence_and_position() -> None:
     """An engine with another epsilon in its norms."""
     loaded = load(drawn.draw(2, "mha", "decode", CUBE))
-    level = run_numerics(loaded, host_mesh(loaded), "manual", lambda p, m: engine_of(p, m, Options(eps=0.1)))
+    level = run_numerics(loaded, host_mesh(loaded), "manual", lambda p, m: engine_of(p, m, RunOptions(eps=0.1)))
     assert level.status == "failed"
     assert level.findings[0].what == "logits of decode step 0, sequence 0, position 0"
     assert level.findings[0].promised == "within 1e-05 standard deviations of the reference"

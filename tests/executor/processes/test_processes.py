@@ -21,7 +21,7 @@ from helpers.planned import planned
 
 from executor.devices import Unavailable
 from executor.processes.abort_guard import why_ended
-from executor.processes.agreement import Alone, Together, merged
+from executor.processes.agreement import ProcessGroup, SingleProcess, merged
 from executor.processes.join import Hosts
 from executor.processes.process_arrays import fetch, put, share
 from executor.verdict import Finding, verdict
@@ -153,7 +153,7 @@ class Left(Exception):
 
 
 class Here:
-    """In place of `Apart`."""
+    """In place of `AbortGuard`."""
 
     log = ""
 
@@ -163,7 +163,7 @@ class Here:
 
 
 def agree(*runs: Any, processes: Sequence[int] = (2, 2), timeout_s: int = 20) -> list[Any]:
-    """What each of two processes gets from its run, which takes a `Together`; errors are values."""
+    """What each of two processes gets from its run, which takes a `ProcessGroup`; errors are values."""
     store, begin = Store(), Barrier(2)
     found: list[Any] = [None, None]
 
@@ -171,7 +171,7 @@ def agree(*runs: Any, processes: Sequence[int] = (2, 2), timeout_s: int = 20) ->
         begin.wait()
         here: Any = Here()
         try:
-            found[i] = runs[i](Together(store, processes[i], i, timeout_s, here))
+            found[i] = runs[i](ProcessGroup(store, processes[i], i, timeout_s, here))
         except Exception as error:
             found[i] = error
 
@@ -257,7 +257,7 @@ def test_a_process_that_is_never_done_is_not_waited_for_without_end() -> None:
 
 def test_alone_there_is_nobody_to_agree_with() -> None:
     """What runs is what is given."""
-    alone = Alone()
+    alone = SingleProcess()
     assert alone.same(lambda: 3, lambda _: {}) == 3
     assert alone.level("timing", lambda: GOOD) == GOOD
     assert alone.last(lambda: 1) == 1

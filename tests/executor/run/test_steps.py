@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from executor.run.context import Context, Triple
+from executor.run.context import Context, SoftmaxState
 from executor.run.steps import STEPS
 from mesh.errors import InputError
 from strategies.notation import Step, Tensor, parse_step
@@ -344,7 +344,7 @@ def test_a_part_of_the_sequence_axes_leaves_a_triple() -> None:
     scores, v = rng.normal(size=(8, 8, 8, 2)).astype(np.float32), rng.normal(size=(8, 8, 8, 2, 4)).astype(np.float32)
 
     def local(score: jax.Array, v: jax.Array) -> jax.Array:
-        triple = Triple(v[0], score[0], jnp.ones_like(score[0]))
+        triple = SoftmaxState(v[0], score[0], jnp.ones_like(score[0]))
         return STEPS[second.op](second, context, STEPS[first.op](first, context, (triple,)))[0]
 
     p = PartitionSpec
@@ -396,7 +396,7 @@ def test_last_takes_each_prompts_end() -> None:
 def test_bad_steps_say_what_is_wrong() -> None:
     """A triple where none may be, and dtypes that one collective cannot mix."""
     step = parse_step("a[B] = Gelu(a[B])")
-    triple = Triple(jnp.ones(1), jnp.ones(1), jnp.ones(1))
+    triple = SoftmaxState(jnp.ones(1), jnp.ones(1), jnp.ones(1))
     with pytest.raises(InputError, match="softmax triple"):
         STEPS["Gelu"](step, Context(), (triple,))
     with pytest.raises(InputError, match="needs a softmax triple"):

@@ -27,7 +27,7 @@ from planner.query.query import Query
 from planner.query.slices import chosen_slices
 from planner.query.targets import Targets
 from planner.search.largest import largest_batch
-from planner.search.problem import Found, Problem, make_problem
+from planner.search.problem import Problem, SearchResult, make_problem
 from planner.search.search import search
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
@@ -215,7 +215,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> PlanFile:
     """What a plan says that is interrupted after so many slices."""
     counted = iter(range(100))
 
-    def once(problem: Problem) -> Found:
+    def once(problem: Problem) -> SearchResult:
         if next(counted) >= after:
             raise KeyboardInterrupt
         return search(problem, 1)

@@ -18,7 +18,7 @@ from mesh.slices import Slice, parse_slice
 from planner.best.sweep import sweep
 from planner.cpsat import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
-from planner.cpsat.phase_rows import Side, orders_of
+from planner.cpsat.phase_rows import PhaseRows, orders_of
 from planner.cpsat.rows import boards
 from planner.cpsat.solver import run
 from planner.cpsat.specs import ordered
@@ -28,7 +28,7 @@ from planner.plan.pricing import price_layout
 from planner.query.query import Query
 from planner.search.candidate import price_candidate
 from planner.search.meshes import Mesh, meshes
-from planner.search.problem import Found, Problem, make_problem
+from planner.search.problem import Problem, SearchResult, make_problem
 from planner.search.residuals import CODES
 from planner.search.search import columns
 from strategies.components import IDLE, Component, components
@@ -315,8 +315,8 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
     work = Workload(phase=phase, batches=(16,), context=32, dtypes=Dtypes())
     request = Query(model=drawn.MODELS[kind], slices=(parse_slice("v5e:2x4"),), work=work)
     problem = make_problem(request, request.slices[0])
-    (board,) = boards(problem, Found())
-    side, names = Side(board, 0, 1.0, True, {}), NAMES[: len(board.mesh)]
+    (board,) = boards(problem, SearchResult())
+    side, names = PhaseRows(board, 0, 1.0, True, {}), NAMES[: len(board.mesh)]
     orders = orders_of(side)
     while long < 40:
         i, state = random.randrange(len(side.rows)), random.randrange(len(board.state.residual))

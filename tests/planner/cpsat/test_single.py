@@ -31,7 +31,7 @@ from planner.plan.planfile import PlanFile
 from planner.plan.pricing import price_layout
 from planner.query.query import CP_SAT, check_solver
 from planner.search.chosen_layout import from_choice
-from planner.search.problem import Choice, Found, Problem, order_key
+from planner.search.problem import Choice, Problem, SearchResult, order_key
 from planner.search.search import search
 from strategies.models.models import Model
 
@@ -151,7 +151,7 @@ def test_ties_go_to_the_first_by_the_order_of_ties() -> None:
     got, proof = solve_coupled(problem, cutoff=False)
     assert got is not None
     assert proof.status == OPTIMAL
-    board = boards(problem, Found())[0]
+    board = boards(problem, SearchResult())[0]
     ties = []
     for column in range(len(board.pairs)):
         for state in range(len(board.state.residual)):

@@ -28,7 +28,7 @@ from planner.fleet import servers as fleet_servers
 from planner.fleet.fleet import NoFleet
 from planner.fleet.problem import ROLES
 from planner.fleet.query import FleetQuery, quota_slices
-from planner.fleet.servers import Offer, offer_of, transfer_s, ttft_s
+from planner.fleet.servers import ServerOption, server_option, transfer_s, ttft_s
 from planner.plan.file_fleet import Fleet, Traffic
 from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, encode, read_plan
@@ -36,7 +36,7 @@ from planner.plan.transfer import DCN_LATENCY_S
 from planner.query.query import Query
 from planner.query.targets import Targets
 from planner.search.candidate import Candidate, price_candidate, problem_of
-from planner.search.problem import Found, Problem
+from planner.search.problem import Problem, SearchResult
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 
@@ -54,10 +54,10 @@ def _each_search_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_servers, "price_candidate", _priced)
 
 
-_FOUND: dict[object, tuple[Problem, Found]] = {}
+_FOUND: dict[object, tuple[Problem, SearchResult]] = {}
 
 
-def _searched(asked: tuple[Query, Slice]) -> tuple[Problem, Found]:
+def _searched(asked: tuple[Query, Slice]) -> tuple[Problem, SearchResult]:
     """What the search finds, kept by all that makes these tests' searches differ."""
     query, slice_ = asked
     key = (query.model.name, slice_, slice_.chip.sources["reached"], query.work, query.auto, query.cuts)
@@ -145,7 +145,7 @@ def test_time_to_the_first_token_by_hand() -> None:
     """Two prompts at 12/s: 1/12 s until both are there, their step, their caches through 3.125e9 bytes/s, two steps."""
     slice_ = parse_slice("v5e:1x1")
     plans = plan_on(slice_, "prefill", 2), plan_on(slice_, "decode", 32)
-    prefill, decode = (offer_of(request(), slice_, plan) for plan in plans)
+    prefill, decode = (server_option(request(), slice_, plan) for plan in plans)
     move_s = 1e-4 + 2 * CACHE_BYTES / 3.125e9
     assert transfer_s(prefill, decode) == pytest.approx(move_s)
     expected_s = 1 / 12 + plans[0].cost.step_s + move_s + 2 * plans[1].cost.step_s
@@ -178,19 +178,20 @@ def slow_network(dcn_bytes_per_s: float) -> Slice:
 def test_a_slow_network_limits_a_server(role: str, batch: int) -> None:
     """Where sending or receiving caches takes longer than the steps, it decides the rate: bytes/s over bytes."""
     slice_ = slow_network(1e8)
-    slow = offer_of(request(), slice_, plan_on(slice_, role, batch))
+    slow = server_option(request(), slice_, plan_on(slice_, role, batch))
     assert slow.limited_by == "network"
     assert slow.requests_per_s == pytest.approx(1e8 / CACHE_BYTES)
     assert (
-        offer_of(request(), parse_slice("v5e:1x1"), plan_on(parse_slice("v5e:1x1"), role, batch)).limited_by == "step"
+        server_option(request(), parse_slice("v5e:1x1"), plan_on(parse_slice("v5e:1x1"), role, batch)).limited_by
+        == "step"
     )
 
 
 def test_the_transfer_takes_the_slower_side() -> None:
     """A batch of two prompts to a slice with a quarter of the bandwidth: its bytes through the slower cards."""
     fast, slow = parse_slice("v5e:1x1"), slow_network(3.125e9 / 4)
-    prefill = offer_of(request(), fast, plan_on(fast, "prefill", 2))
-    decode = offer_of(request(), slow, plan_on(slow, "decode", 32))
+    prefill = server_option(request(), fast, plan_on(fast, "prefill", 2))
+    decode = server_option(request(), slow, plan_on(slow, "decode", 32))
     assert transfer_s(prefill, decode) == pytest.approx(DCN_LATENCY_S + 2 * CACHE_BYTES / (3.125e9 / 4))
 
 
@@ -198,7 +199,7 @@ def test_copies_of_a_cache_stop_the_steps() -> None:
     """A layout that holds copies gathers them for each new request: lower rate, and a worst step that is longer."""
     slice_ = parse_slice("v5e:4x4")
     plan = plan_on(slice_, "decode", 1)
-    offer = offer_of(request(), slice_, plan)
+    offer = server_option(request(), slice_, plan)
     copies_s = offer.moves[1].copies_s
     assert copies_s > 0
     assert offer.step_s == pytest.approx(plan.cost.step_s + copies_s)
@@ -367,7 +368,9 @@ def _interrupting(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let the search be interrupted after so many slices and roles."""
     counter = itertools.count()
 
-    def stop(every: Sequence[tuple[Query, Slice]], do: object, workers: int | None) -> Iterator[tuple[Problem, Found]]:
+    def stop(
+        every: Sequence[tuple[Query, Slice]], do: object, workers: int | None
+    ) -> Iterator[tuple[Problem, SearchResult]]:
         for one in every:
             if next(counter) >= after:
                 raise KeyboardInterrupt
@@ -579,5 +582,5 @@ def test_the_command_exits_2_on_bad_options(capsys: pytest.CaptureFixture[str], 
 def test_offers_have_names_of_their_own() -> None:
     """Slice, role and batch name an offer."""
     slice_ = parse_slice("v5e:1x1")
-    offer: Offer = offer_of(request(), slice_, plan_on(slice_, "decode", 32))
+    offer: ServerOption = server_option(request(), slice_, plan_on(slice_, "decode", 32))
     assert offer.name == "v5e:1x1 decode batch 32"

@@ -15,7 +15,7 @@ import pytest
 
 from planner.fleet.problem import ROLES, FleetProblem, Server, check_fleet, first_guess, least_cost, whole_numbers
 from planner.fleet.reasons import missing_chips, most_requests_per_s, quota_reason
-from planner.fleet.solver import Run, solve_fleet
+from planner.fleet.solver import FleetModel, solve_fleet
 
 PG = {"prefill_s": 0.91, "decode_s": 0.019, "slots": 32, "output": 512, "printed": 3}
 """The Scaling Book, chapter 8, id ch8.PG: prefill servers per decode server."""
@@ -299,8 +299,8 @@ def test_an_answer_that_does_not_hold_fails_loudly(counts: tuple[int, int], why:
 
 def test_a_wrong_answer_of_the_solver_fails_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A solver that returns one server too few is caught."""
-    real = Run.break_ties
-    monkeypatch.setattr(Run, "break_ties", lambda self, counts: tuple(max(0, n - 1) for n in real(self, counts)))
+    real = FleetModel.break_ties
+    monkeypatch.setattr(FleetModel, "break_ties", lambda self, counts: tuple(max(0, n - 1) for n in real(self, counts)))
     problem = FleetProblem([server("prefill", 1.0), server("decode", 1.0)], 2.0, {"v5e": 8})
     with pytest.raises(RuntimeError, match="prefill requests/s"):
         solve_fleet(problem)

@@ -14,13 +14,13 @@ from planner.plan.plan import Plan
 from planner.plan.transfer import (
     DCN_LATENCY_S,
     Share,
-    Side,
+    TransferEnd,
     chip_dcn_bytes_per_s,
     gather_s,
     request_cache_bytes,
-    side_of,
     swap_s,
     transfer,
+    transfer_end_of,
 )
 from planner.query.query import Query
 from planner.search.candidate import price_candidate
@@ -62,7 +62,7 @@ def test_windows_bound_the_bytes() -> None:
 def test_cut_batch_is_held_by_a_part_of_the_slice() -> None:
     """Where B is cut 4 ways one request's bytes come into a quarter of the chips; four requests fill all of them."""
     source, whole = even_side(SQUARE, LLAMA, "int8", 2000), request_cache_bytes(LLAMA, "int8", 2000)
-    target = Side(SQUARE, (Share(nbytes=whole, batch_ways=4),))
+    target = TransferEnd(SQUARE, (Share(nbytes=whole, batch_ways=4),))
     one, four = transfer(source, target, 1), transfer(source, target, 4)
     assert one.receive_s == pytest.approx(4 * one.send_s)
     assert four.receive_s == pytest.approx(four.send_s) == pytest.approx(one.receive_s)
@@ -73,8 +73,8 @@ def test_copies_are_gathered_over_ici() -> None:
     """Entries held 4 times along X cost an AllGather over lines of 4, of a quarter of the bytes each."""
     sheet = SQUARE.at_data_sheet
     line = Piece(axis=0, stride=1, size=4)
-    target = Side(sheet, (Share(nbytes=4.5e9, copied=(line,)),))
-    moved = transfer(Side(sheet, (Share(nbytes=4.5e9),)), target)
+    target = TransferEnd(sheet, (Share(nbytes=4.5e9, copied=(line,)),))
+    moved = transfer(TransferEnd(sheet, (Share(nbytes=4.5e9),)), target)
     assert moved.copies_s == pytest.approx(4.5e9 / 4 * 3 / 4 / 4.5e10)
     assert moved.seconds == pytest.approx(moved.latency_s + max(moved.send_s, moved.receive_s) + moved.copies_s)
 
@@ -97,7 +97,7 @@ def test_swap_receives_what_it_says() -> None:
 def test_plan_says_where_its_caches_lie(model: str, phase: str, batch: int) -> None:
     """A plan's own specs give all bytes of a request, and parts and copies that make up its devices' memory."""
     plan = plan_of(model, phase, batch, 2048)
-    side = side_of(plan, SQUARE, 2048)
+    side = transfer_end_of(plan, SQUARE, 2048)
     assert side.nbytes == request_cache_bytes(plan.model, "int8", 2048)
     held = sum(plan.padded_batch * s.nbytes * s.copies / plan.devices for s in side.shares)
     assert held == pytest.approx(plan.memory.kv_bytes)

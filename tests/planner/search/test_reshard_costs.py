@@ -1,4 +1,4 @@
-"""Glue as the search prices it: played as one layout plays it, and at two batches what it is at every one."""
+"""Reshards as the search prices it: played as one layout plays it, and at two batches what it is at every one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from mesh.slices import Slice, parse_slice
 from planner.query.query import Query
-from planner.search.component_rows import GIVE, READ, Joined
+from planner.search.component_rows import GIVE, READ, ComponentRows
 from planner.search.meshes import meshes
-from planner.search.problem import Found, Problem, make_problem
-from planner.search.reshard_costs import Glue, glue_plays, price_glue
+from planner.search.problem import Problem, SearchResult, make_problem
+from planner.search.reshard_costs import ReshardCosts, price_reshards, reshard_role_sets
 from planner.search.residuals import CODES, states
 from planner.search.search import price_tables
 from strategies.components import entry_parts, exit_parts
@@ -30,14 +30,14 @@ def problem_of(slice_: Slice, model: str, phase: str) -> Problem:
     return make_problem(Query(model=load_model(model), slices=[slice_], work=work), slice_)
 
 
-def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[Joined]:
+def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[ComponentRows]:
     """The components' assignments on the slice's first mesh."""
-    found = price_tables(problem, meshes(problem.slice_)[0], rates, batches, Found())
+    found = price_tables(problem, meshes(problem.slice_)[0], rates, batches, SearchResult())
     assert found
     return found
 
 
-def seconds(glue: Glue, column: int, residuals: int) -> Floats:
+def seconds(glue: ReshardCosts, column: int, residuals: int) -> Floats:
     """[2, residuals, faces] of one batch."""
     return np.array([glue.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
 
@@ -53,7 +53,7 @@ def test_the_search_has_each_pair_played_by_the_axes_that_play_it_in_a_layout(si
     for component in problem.components:
         for part in entry_parts(component, phase) if side == "entry" else exit_parts(component, phase):
             rows = np.array([[numbers[e] for e in end] for end in ends])
-            plays = glue_plays(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
+            plays = reshard_role_sets(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
             for row, (end, cut) in enumerate(product(ends, cuts)):
                 alone = axes_of_pairs(part.program, end, cut, "XY")
                 masks = {axis: int(mask[row, 0]) for axis, mask in plays.masks.items()}
@@ -82,10 +82,10 @@ def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: 
     assert rates.additive == (at == "chip")
     batches, state = np.array([BATCHES], dtype=np.int64), states(len(meshes(slice_)[0]), phase)
     joined = tables_of(problem, rates, batches)
-    together, _ = price_glue(joined, state, phase, rates, problem.fast, batches)
+    together, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
     ruled_out = 0
     for column in range(len(BATCHES)):
-        alone, _ = price_glue(joined, state, phase, rates, problem.fast, batches[:, column : column + 1])
+        alone, _ = price_reshards(joined, state, phase, rates, problem.fast, batches[:, column : column + 1])
         for ours, theirs in zip(together, alone, strict=True):
             mine, its = seconds(ours, column, len(state.cuts)), seconds(theirs, 0, len(state.cuts))
             np.testing.assert_allclose(mine, its, rtol=1e-12)
@@ -102,7 +102,7 @@ def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), phase)
     batches = np.array([BATCHES], dtype=np.int64)
     joined = tables_of(problem, rates, batches)
-    glues, _ = price_glue(joined, state, phase, rates, problem.fast, batches)
+    glues, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
     some = np.arange(len(state.cuts))[::3]
     for one, glue in zip(joined, glues, strict=True):
         early, late = one.least
@@ -121,7 +121,7 @@ def test_glue_of_a_single_device_waits_for_nothing() -> None:
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
     joined = tables_of(problem, rates, np.array([BATCHES]))
-    glues, _ = price_glue(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    glues, _ = price_reshards(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
     assert len(state.cuts) == 1
     for glue in glues:
         early, late = seconds(glue, 0, 1)

@@ -10,7 +10,7 @@ import pytest
 from planner.plan.transfer import Transfer
 from planner.serve.rates import (
     LEAST_EFFICIENCY,
-    Steps,
+    PhaseTimes,
     batched,
     decode_rate,
     disaggregated,
@@ -38,10 +38,10 @@ def moved(requests: int = 1, seconds: float = 0.02, copies_s: float = 0.0, load_
     )
 
 
-def some_steps(random: Random) -> Steps:
+def some_steps(random: Random) -> PhaseTimes:
     """Steps whose prompts fill the slots evenly: p divides b."""
     prompts = random.choice((1, 2, 4))
-    return Steps(
+    return PhaseTimes(
         prefill_s=random.uniform(0.01, 2.0),
         prefill_batch=prompts,
         decode_s=random.uniform(0.001, 0.1),
@@ -52,7 +52,7 @@ def some_steps(random: Random) -> Steps:
     )
 
 
-def run_interleaved(steps: Steps) -> tuple[float, float, float]:
+def run_interleaved(steps: PhaseTimes) -> tuple[float, float, float]:
     """Requests/s, mean and longest gap of a server that is run step by step, its slots' ends spread evenly."""
     groups = steps.decode_batch // steps.prefill_batch
     left = [number * steps.output // groups for number in range(groups)]  # tokens that a group still makes
@@ -82,7 +82,9 @@ def test_interleaved_is_what_a_clock_shows(seed: int) -> None:
 def test_wait_is_what_random_arrivals_find(seed: int) -> None:
     """The mean wait for what runs is that of arrivals at random times, between gaps with and without prefills."""
     random = Random(seed)
-    steps = Steps(prefill_s=0.5, prefill_batch=1, decode_s=0.02, decode_batch=8, output=random.choice((16, 64, 128)))
+    steps = PhaseTimes(
+        prefill_s=0.5, prefill_batch=1, decode_s=0.02, decode_batch=8, output=random.choice((16, 64, 128))
+    )
     gaps = [0.52 if number % (steps.output // 8) == 0 else 0.02 for number in range(steps.output)]
     waits = []
     for _ in range(20000):
@@ -110,7 +112,7 @@ def test_as_many_requests_end_as_begin(seed: int) -> None:
 
 def test_batched_by_hand() -> None:
     """Two prefills of 0.5 s and 100 steps of 0.01 s: 4 requests in 2 s; TTFT is half of that, 1 s and a step."""
-    pace = batched(Steps(prefill_s=0.5, prefill_batch=2, decode_s=0.01, decode_batch=4, output=100))
+    pace = batched(PhaseTimes(prefill_s=0.5, prefill_batch=2, decode_s=0.01, decode_batch=4, output=100))
     assert pace.requests_per_s == pytest.approx(2.0)
     assert (pace.ttft_s, pace.worst_ttft_s) == (pytest.approx(2.01), pytest.approx(3.01))
     assert (pace.prefill_busy, pace.decode_busy) == (pytest.approx(0.5), pytest.approx(0.5))
@@ -129,7 +131,7 @@ def test_disaggregated_never_stops_for_a_prefill(seed: int) -> None:
 
 def test_disaggregated_first_token_by_hand() -> None:
     """Prefill 0.3 s, transfer 0.02 s, half a step of 0.01 s and one step; at worst a whole step more."""
-    steps = Steps(prefill_s=0.3, prefill_batch=1, decode_s=0.01, decode_batch=16, output=100)
+    steps = PhaseTimes(prefill_s=0.3, prefill_batch=1, decode_s=0.01, decode_batch=16, output=100)
     pace = disaggregated(steps, moved(), 1, 1)
     assert (pace.ttft_s, pace.worst_ttft_s) == (pytest.approx(0.335), pytest.approx(0.34))
     assert pace.requests_per_s == pytest.approx(1 / 0.3)
@@ -138,14 +140,14 @@ def test_disaggregated_first_token_by_hand() -> None:
 
 def test_slow_network_limits_both_sides() -> None:
     """A slice does no more requests than its network cards carry."""
-    steps = Steps(prefill_s=0.1, prefill_batch=1, decode_s=0.001, decode_batch=64, output=10)
+    steps = PhaseTimes(prefill_s=0.1, prefill_batch=1, decode_s=0.001, decode_batch=64, output=10)
     slow = moved(load_s=0.5)
     assert (prefill_rate(steps, slow), decode_rate(steps, slow)) == (2.0, 2.0)
 
 
 def test_chapter_8_needs_three_prefill_servers() -> None:
     """book_vectors.json, ch8.PG: 0.91 s of prefill, 32 slots, 0.019 s a step, 512 tokens: 3 prefill servers to 1."""
-    steps = Steps(prefill_s=0.91, prefill_batch=1, decode_s=0.019, decode_batch=32, output=512)
+    steps = PhaseTimes(prefill_s=0.91, prefill_batch=1, decode_s=0.019, decode_batch=32, output=512)
     counts = slice_counts(prefill_rate(steps, moved()), decode_rate(steps, moved()))
     assert counts is not None
     assert (counts.prefill, counts.decode) == (3, 1)

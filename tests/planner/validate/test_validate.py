@@ -12,7 +12,7 @@ import meshwright
 from mesh.errors import InputError
 from mesh.slices import parse_slice
 from planner.validate.fitting import CONSTANTS, fit, left_out
-from planner.validate.measured import MEASURED, Curves, Steps, read_set, set_names
+from planner.validate.measured import MEASURED, CurveSet, StepSet, read_set, set_names
 from planner.validate.points import default_of, terms_of_steps
 from planner.validate.scores import BOUND, CALIBRATED, CHIP, Judged, SetScore
 from planner.validate.validate import validate
@@ -90,7 +90,7 @@ def test_appendix_a_is_predicted_with_its_own_calibration(scores: dict[str, SetS
 def test_every_curve_is_fitted_within_ten_percent(scores: dict[str, SetScore]) -> None:
     """One calibration per curve, each within 10% median between 64 KB and 256 MB."""
     data = read_set("collectives")
-    assert isinstance(data, Curves)
+    assert isinstance(data, CurveSet)
     assert len(scores["collectives"].targets) == len(data.curves) == 6
     for target in scores["collectives"].targets:
         assert target.met
@@ -128,7 +128,7 @@ def test_no_step_of_llama_was_measured_below_the_lower_bound(llama: SetScore) ->
 def test_calibrated_predictions_do_not_know_their_own_measurement(name: str) -> None:
     """Changing a configuration's measurements leaves its calibrated predictions as they were."""
     data = read_set(name)
-    assert isinstance(data, Steps)
+    assert isinstance(data, StepSet)
     terms, start = terms_of_steps(data), default_of(parse_slice(data.slice))
     measured = np.array([point.seconds for point in data.points])
     groups = [(point.layout, point.batch) for point in data.points]
@@ -142,7 +142,7 @@ def test_calibrated_predictions_do_not_know_their_own_measurement(name: str) -> 
 def test_a_fit_finds_the_constants_that_made_the_points() -> None:
     """Seconds made with other constants give these back where the points determine them."""
     data = read_set(PALM)
-    assert isinstance(data, Steps)
+    assert isinstance(data, StepSet)
     terms, start = terms_of_steps(data), default_of(parse_slice(data.slice))
     made = {"hbm": 0.8, "matmul": 0.7, "link": 0.9, "hop": 0.5, "launch_s": 5e-6}
     truth = type(start)(**made)

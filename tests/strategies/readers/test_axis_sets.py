@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.readers.axis_sets import Half, Kinds, Plays, halves, halves_of_pairs
+from strategies.readers.axis_sets import AxisHalf, Kinds, RoleSets, halves, halves_of_pairs
 from strategies.readers.rates import Flags
 
 MEMBERS = {  # of four kinds: c is played by two of them, d by none
@@ -35,7 +35,7 @@ def alone(row: list[int], axes: tuple[str, ...]) -> int:
 @given(ROWS)
 def test_masks_are_the_mesh_axes_that_play_each_program_axis(rows: list[list[int]]) -> None:
     """For all rows, and for some of them in any order."""
-    plays = Plays(halves(kinds_of(rows)), MEMBERS)
+    plays = RoleSets(halves(kinds_of(rows)), MEMBERS)
     for axes in (("a",), ("b",), ("c",), ("d",), ("a", "c")):
         assert plays.masks.union(axes)[:, 0].tolist() == [alone(row, axes) for row in rows]
     some = np.arange(len(rows))[::-2]
@@ -49,7 +49,7 @@ def test_masks_are_the_mesh_axes_that_play_each_program_axis(rows: list[list[int
 @given(ROWS)
 def test_a_class_is_the_rows_that_all_unions_see_alike(rows: list[list[int]]) -> None:
     """With the first row of each class; of some rows, only the classes that they are of."""
-    plays = Plays(halves(kinds_of(rows)), MEMBERS)
+    plays = RoleSets(halves(kinds_of(rows)), MEMBERS)
     first, row = plays.classes(UNIONS)
     seen = [tuple(alone(one, axes) for axes in sorted(UNIONS)) for one in rows]
     assert [seen[f] for f in first[row]] == seen
@@ -79,10 +79,10 @@ def test_bits_count_from_the_half_s_first_axis() -> None:
     of: Flags = np.array([True, False])
     assert (first.start, first.stop, second.start, second.stop) == (0, 2, 2, 5)
     assert (first.bits(of).tolist(), second.bits(of).tolist()) == ([0b00001], [0b10100])
-    assert Half(np.zeros((1, 0), dtype=np.int8), np.array([0]), 3).bits(of).tolist() == [0]
+    assert AxisHalf(np.zeros((1, 0), dtype=np.int8), np.array([0]), 3).bits(of).tolist() == [0]
 
 
 def test_an_unknown_program_axis_is_a_key_error() -> None:
     """As in any mapping."""
     with pytest.raises(KeyError, match="z"):
-        Plays(halves(kinds_of([[0]])), MEMBERS).masks["z"]
+        RoleSets(halves(kinds_of([[0]])), MEMBERS).masks["z"]

@@ -11,7 +11,7 @@ from mesh.slices import parse_slice
 from strategies import residual_program as glue
 from strategies.bind import bind
 from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
-from strategies.components import Part, components
+from strategies.components import CheckedProgram, components
 from strategies.layoutfile import parse_layout
 from strategies.models.models import Attention, LayerGroup, Mlp, Model
 from strategies.models.workload import Dtypes, Workload
@@ -213,7 +213,7 @@ def comms_s(program: Program, playing: dict[str, Axes], sizes: dict[str, Number]
     return float(sum(np.asarray(s).item() for s in found))
 
 
-def layer(body: Part, body_plays: dict[str, Axes], entry: dict[str, Axes], leave: dict[str, Axes]) -> float:
+def layer(body: CheckedProgram, body_plays: dict[str, Axes], entry: dict[str, Axes], leave: dict[str, Axes]) -> float:
     """Seconds of bandwidth of an MLP with its glue, decode."""
     sizes: dict[str, Number] = {"B": 4096, "D": 1024, "F": 4096}
     total = comms_s(body.program, body_plays, sizes)
@@ -223,7 +223,7 @@ def layer(body: Part, body_plays: dict[str, Axes], entry: dict[str, Axes], leave
     return total
 
 
-def mlp(gated: bool) -> Part:
+def mlp(gated: bool) -> CheckedProgram:
     """The built-in decode MLP."""
     group = LayerGroup(count=1, attention=Attention(N=8, K=2, H=16), mlp=Mlp(F=64, gated=gated))
     model = Model(name="small", D=32, V=100, tied=False, groups=(group,))

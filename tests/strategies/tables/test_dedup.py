@@ -14,7 +14,7 @@ from strategies.readers.cost import Totals, price_steps, speeds
 from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.memory import peak_activation_bytes
 from strategies.readers.rates import tabulate_rates
-from strategies.tables.assignments import enumerate_rows, plays_of
+from strategies.tables.assignments import enumerate_rows, role_sets_of
 from strategies.tables.dedup import peak_shared, price_shared, step_groups
 
 SLICE = parse_slice("v5p:4x4x12")
@@ -37,7 +37,7 @@ def test_shared_prices_are_those_of_every_row_alone(component: Component, body: 
     rates, fast = tabulate_rates(SLICE, [[piece] for piece in mesh]), speeds(SLICE.chip, Dtypes(weights="int8"))
     choices = (*body.axes, IDLE)
     rows = enumerate_rows(len(choices), len(mesh))[:: 1 + len(choices) // 5]
-    plays, batches = plays_of(rows, choices), np.array([[1, 12, 64]])
+    plays, batches = role_sets_of(rows, choices), np.array([[1, 12, 64]])
     for part in body.parts:
         found = fit_part(part, component, rates, plays.masks, batches)
         scope = scope_of(part, found.sizes, plays.masks, rates, fast)

@@ -12,7 +12,7 @@ from strategies.checker import check, check_sizes
 from strategies.layoutfile import builtin_programs, parse_layout, specialise
 from strategies.notation import Axes, LayoutError, Program
 from strategies.readers.rates import Ints
-from strategies.readers.sizes import Fit, fit
+from strategies.readers.sizes import PaddedSizes, fit
 
 PROGRAMS = [specialise(p, frozenset({"gated"})) for p in builtin_programs()]
 DIMS = st.fixed_dictionaries(
@@ -30,7 +30,7 @@ DIMS = st.fixed_dictionaries(
 )
 
 
-def fitted(program: Program, dims: dict[str, int], batch: int, ways: dict[str, int]) -> Fit:
+def fitted(program: Program, dims: dict[str, int], batch: int, ways: dict[str, int]) -> PaddedSizes:
     """Fit one assignment, given as ways per program axis."""
 
     def column(axes: Axes) -> Ints:

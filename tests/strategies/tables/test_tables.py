@@ -9,7 +9,7 @@ from mesh.pieces import Piece
 from mesh.slices import parse_slice
 from strategies.bind import bind
 from strategies.checker import check
-from strategies.components import Body, Component, Part, components
+from strategies.components import Body, CheckedProgram, Component, components
 from strategies.models.configs import load_model
 from strategies.models.workload import Dtypes, Workload
 from strategies.readers.axis_sets import masks_of_one
@@ -84,7 +84,7 @@ def test_a_table_s_cells_equal_single_layouts(kind: str) -> None:
                 assert peak_bytes[number, column] == pytest.approx(max(f[7] for f in found))
 
 
-def figures_of(part: Part, owner: Component, masks: dict[str, Ints], batch: int) -> list[float]:
+def figures_of(part: CheckedProgram, owner: Component, masks: dict[str, Ints], batch: int) -> list[float]:
     """The figures of one part of one layout at one batch."""
     sizes = fit_part(part, owner, RATES, masks, np.array([[batch]])).sizes
     return figures(scope_of(part, sizes, masks, RATES, FAST))
