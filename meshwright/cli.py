@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line := shadow():
         return _complain(line, BAD_INPUT)
     try:
-        return _run(sys.argv[1:] if arguments is None else list(arguments))
+        return _run((sys.argv[1:] if arguments is None else list(arguments)) or ["--help"])
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader of stdout has gone

@@ -15,9 +15,34 @@ from meshwright.output import write
 _RANGE = re.compile(r"([0-9]{1,9})?(\.\.)?([0-9]{1,9})?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _MOST_DIGITS = 18
+HELP_WIDTH = 100
+"""The most columns of `--help`; a narrower terminal has fewer."""
 
 Read = Callable[[str, Any], Any]
 """From an option's name and its text (of one that repeats: its texts) to its value; raises `InputError`."""
+
+
+GROUPS = {
+    "Workload": (
+        "phase", "batch", "context", "weights", "kv", "activations", "compute", "input_tokens", "output_tokens",
+        "serving", "prefill_batch", "decode_batch", "traffic", "kv_heads", "layout",
+    ),
+    "Hardware": (
+        "slice_", "slices", "chips", "chip_counts", "num_slices", "quota", "chip_file", "constants", "devices",
+    ),
+    "Targets": (
+        "objective", "max_step_s", "max_ttft_s", "min_tokens_per_s", "max_chips", "prices", "utilisation",
+        "timing_within",
+    ),
+    "Search": ("fix", "programs", "cuts", "solver", "solver_seconds", "workers", "swing", "levels", "mode"),
+    "Output": ("top", "pick", "rejected", "wide", "output", "bars", "style", "progress"),
+}  # fmt: skip
+"""The sections of `--help`, and the parameters in each; all others are in a last section, `Options`."""
+
+
+def group_of(parameter: click.Parameter) -> str:
+    """Return the section of `--help` in which a parameter stands."""
+    return next((title for title, names in GROUPS.items() if parameter.name in names), "Options")
 
 
 class Argument(click.Argument):
@@ -93,11 +118,17 @@ class Command(click.Command):
             raise InputError(spelt + str(error).removeprefix(error.field)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the arguments, then the options."""
-        if rows := [(one.human_readable_name, one.about) for one in self.params if isinstance(one, Argument)]:
-            with formatter.section("Arguments"):
-                formatter.write_dl(rows)
-        super().format_options(ctx, formatter)
+        """Write the arguments, then the options by what they are about."""
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Arguments", *GROUPS, "Options")}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, Argument):
+                sections["Arguments"].append((parameter.human_readable_name, parameter.about))
+            elif record := parameter.get_help_record(ctx):
+                sections[group_of(parameter)].append(record)
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def command(*params: click.Parameter) -> Callable[[Callable[..., int | None]], Command]:
@@ -135,7 +166,11 @@ class Commands(click.Group):
             params=[_VERSION],
             help="Choose how a Transformer is sharded for inference on a TPU mesh, and say why.",
             no_args_is_help=False,
-            context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+            context_settings={
+                "help_option_names": ["-h", "--help"],
+                "show_default": True,
+                "max_content_width": HELP_WIDTH,
+            },
         )
         self.homes = homes
 
@@ -209,13 +244,6 @@ def number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise InputError(f"{option} {text!r}: expected a number, such as 1.5") from None
-
-
-def cuts_of(cuts: str, whole_axes: bool) -> str:
-    """How torus axes are cut, by `--cuts` and `--devices-only-whole-axes`."""
-    if whole_axes and cuts == "all":
-        raise InputError("--cuts all and --devices-only-whole-axes contradict each other; expected one of them")
-    return "none" if whole_axes else cuts
 
 
 def one_of(option: str, text: str, known: Sequence[str]) -> str:

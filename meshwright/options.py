@@ -116,18 +116,26 @@ PRICES = option(
     read=_prices,
 )
 GOALS = (*LIMITS.values(), PRICES)
-CUTS = (
-    choice("--cuts", ("two", "all"), "Pieces of each torus axis: two (four in all) at most, or any.", default="two"),
-    flag("--devices-only-whole-axes whole_axes", "Cut no torus axis: meshes that jax.make_mesh gives."),
+CUTS = choice(
+    "--cuts",
+    ("two", "all", "none"),
+    "Pieces of each torus axis: two at most (four in all), any, or none: the meshes that jax.make_mesh gives.",
+    default="two",
 )
 WORKERS = option("--workers", "N", "Processes that search several slices; default: one per core.", read=whole)
 PROGRESS = choice("--progress", ("auto", "never"), "Progress on stderr, if that is a terminal.", default="auto")
+WIDE = flag("--wide", "Tables as wide as they are, with the mesh and the roles in exact letters.")
 OUTPUT = option("-o --output", "FILE", "Also write the JSON to this file.")
 
 
 def format_of(*more: str, default: str = "table") -> click.Option:
     """`--format`: the formats that all take, and more."""
     return choice("--format style", (*FORMATS, *more), "How to print.", default=default)
+
+
+def wide_or(style: str, wide: bool) -> str:
+    """Return the style of the answer: `wide` for tables of that width."""
+    return "wide" if wide and style == "table" else style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +170,12 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
     """The options of a command that searches; those that were not given are left out of the keywords."""
     rest = {name: value for name, value in given.items() if value is not None and value != ()}
     targets = Targets(**{name: rest.pop(name) for name in LIMITS if name in rest})
-    cuts = commandline.cuts_of(rest.pop("cuts"), rest.pop("whole_axes"))
+    style = wide_or(rest.pop("style"), rest.pop("wide", False))
     return Asked(
         model=rest.pop("model"),
         slices=rest.pop("slices", ()),
         progress=rest.pop("progress"),
         output=rest.pop("output", None),
-        style=rest.pop("style"),
-        options=rest | {"targets": targets, "cuts": cuts},
+        style=style,
+        options=rest | {"targets": targets},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from meshwright.reports.text import Block
     from planner.best.nothing import NothingFits
 
+LEAST_WIDTH = 40
+"""The fewest columns that text is made for."""
 Blocks = Callable[[], "Sequence[Block] | bytes"]
 """What says an answer to people; bytes are written as they are."""
 
@@ -63,7 +66,25 @@ def as_text(blocks: Sequence[Block], style: str) -> bytes:
     """The blocks as text, whatever characters are in them."""
     from meshwright.reports.text import render
 
-    return render(blocks, style).encode("utf-8", "backslashreplace")
+    width, bold = terminal()
+    return render(blocks, style, width, bold and style in ("table", "wide")).encode("utf-8", "backslashreplace")
+
+
+def terminal() -> tuple[int, bool]:
+    """Return the columns of what is printed, and whether headings are set bold there.
+
+    COLUMNS counts before the terminal's own width; where stdout is no terminal there are 100 columns, all plain, and
+    NO_COLOR keeps them plain everywhere.
+    """
+    from meshwright.reports.text import WIDTH
+
+    shown = sys.stdout.isatty()
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and 0 < len(columns) < 5 else 0
+    if not width:
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if shown else WIDTH
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "dumb") == "dumb"
+    return max(width, LEAST_WIDTH), shown and not plain
 
 
 def show_nothing(nothing: NothingFits, style: str) -> int:

@@ -23,7 +23,7 @@ from mesh.slices import Slice
 from strategies.components import IDLE, Body, Component
 from strategies.notation import Axes
 
-NAMES = "XYZWVUTS"
+NAMES = "abcdefgh"
 """Names of mesh axes, in order, where nobody else names them."""
 DIMS = ("B", "T", "D")
 """What can be cut of the residual stream."""
@@ -65,7 +65,7 @@ def mesh_of(slice_: Slice, pieces: Sequence[Sequence[Piece]], names: Sequence[st
 
     >>> from mesh.slices import parse_slice
     >>> mesh_of(parse_slice("v5e:2x4"), [[Piece(1, 1, 4)], [Piece(0, 1, 2)]]).sizes
-    {'X': 4, 'Y': 2}
+    {'a': 4, 'b': 2}
     """
     physical = [axis.name for axis in slice_.axes]
     return MeshAxes(
@@ -93,18 +93,26 @@ class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sequence_order: str | None = None
     capacity: int | None = None
 
-    def roles_over(self, mesh: MeshAxes) -> str:
-        """The program, where its name says more than the component's, and over how many devices each role is played.
+    @property
+    def cached(self) -> bool:
+        """Whether the component has a KV cache, as attention and parallel blocks have."""
+        return self.component.startswith(("attention", "block"))
 
-        It does not depend on how mesh axes are named: `N+K 8, D+B 2`.
+    def cuts_over(self, mesh: MeshAxes) -> list[tuple[str, int]]:
+        """Return each role with the devices over which it holds: those of most devices first, idle axes last.
+
+        It does not depend on how mesh axes are named: axes of one role count together.
         """
         ways: dict[str, int] = {}
         for name, size in mesh.sizes.items():
             if size > 1:
                 role = self.assignment[name]
                 ways[role] = ways.get(role, 1) * size
-        in_order = sorted(ways.items(), key=lambda item: (item[0] == IDLE, -item[1], item[0]))
-        played = [f"{'idle' if role == IDLE else role} {n}" for role, n in in_order]
+        return sorted(ways.items(), key=lambda item: (item[0] == IDLE, -item[1], item[0]))
+
+    def roles_over(self, mesh: MeshAxes) -> str:
+        """Return `cuts_over` as text, after the program where its name says more than the component's: `N+K 8, D+B 2`."""
+        played = [f"{'idle' if role == IDLE else role} {n}" for role, n in self.cuts_over(mesh)]
         program = "" if self.component.startswith(self.program) else f"{self.program} "
         return f"{program}{', '.join(played) or 'whole'}"
 

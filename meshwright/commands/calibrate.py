@@ -17,7 +17,11 @@ from meshwright.output import check_output, finish, progress_line
     format_of(),
 )
 def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, output: str | None, style: str) -> None:
-    """Measure the devices of this machine, and write them as a chip file, which --chip-file takes."""
+    """Measure the devices of this machine, and write them as a chip file, which --chip-file takes.
+
+    \b
+    meshwright calibrate --devices cpu --quick -o chip.toml
+    """
     from executor.calibrate.calibrate import calibrate as run
     from executor.calibrate.calibrate import chip_file
     from executor.devices import Unavailable

@@ -14,6 +14,7 @@ from meshwright.options import (
     PROGRESS,
     SLICES,
     STEP,
+    WIDE,
     WORKERS,
     Asked,
     format_of,
@@ -31,16 +32,20 @@ from meshwright.output import check_output, finish, progress_line, say_nothing
     *DTYPES,
     FIX,
     *FILES,
-    *CUTS,
+    CUTS,
     WORKERS,
     PROGRESS,
     OUTPUT,
     format_of(),
+    WIDE,
 )
 def fits(asked: Asked) -> int:
     """Find the largest batch and the largest context that fit each slice, and what runs out.
 
     Exit 1: a batch at a context was asked for, and none of the slices takes it.
+
+    \b
+    meshwright fits llama-3.1-70b --chip v5e --batch 16 --context 8192
     """
     from meshwright.reports.fits import report, smallest_text
     from planner.api import fits as run

@@ -17,6 +17,7 @@ from meshwright.options import (
     OUTPUT,
     PRICES,
     PROGRESS,
+    WIDE,
     WORKERS,
     Asked,
     counts,
@@ -42,15 +43,20 @@ if TYPE_CHECKING:
     *DTYPES,
     *FILES,
     CONSTANTS,
-    *CUTS,
+    CUTS,
     WORKERS,
     option("--solver-seconds", "S", "Where CP-SAT is ended; its best so far counts.", read=number),
     PROGRESS,
     OUTPUT,
     format_of(),
+    WIDE,
 )
 def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int:
-    """Find the cheapest prefill and decode servers for a traffic, within a quota of chips. Exit 1: there are none."""
+    """Find the cheapest prefill and decode servers for a traffic, within a quota of chips. Exit 1: there are none.
+
+    \b
+    meshwright fleet llama-3.1-8b --quota v5e=16 --traffic requests_per_s=3,input=2000,output=300
+    """
     from meshwright.reports.fleet import report
     from planner.api import fleet as run
     from planner.best.nothing import NothingFits

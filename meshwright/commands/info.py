@@ -21,28 +21,38 @@ from meshwright.options import (
     PLAN_FILE,
     SLICE,
     WEIGHTS,
+    WIDE,
     format_of,
+    wide_or,
 )
 from meshwright.output import finish, show
 
 
 @command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
 def models(*, name: str | None, style: str) -> None:
-    """List the built-in models, or show one in full."""
+    """List the built-in models, or show one in full.
+
+    \b
+    meshwright models llama-3.1-70b --format json
+    """
     from meshwright.reports import models as report_models
     from strategies.models.configs import builtin_names, load_model
 
     if name is None:
         every = [load_model(builtin) for builtin in builtin_names()]
-        show(every, lambda: report_models.models(every), style)
+        show([report_models.as_value(model) for model in every], lambda: report_models.models(every), style)
     else:
         model = load_model(name)
-        show(model, lambda: report_models.model(model), style)
+        show(report_models.as_value(model), lambda: report_models.model(model), style)
 
 
 @command(Argument("name", "[NAME]", "Show this one in full.", required=False), format_of())
 def chips(*, name: str | None, style: str) -> None:
-    """List the chips, or show one in full with its sources and its slices."""
+    """List the chips, or show one in full with its sources and its slices.
+
+    \b
+    meshwright chips v5e
+    """
     from mesh.chips import chip_names, load_chip
     from meshwright.reports import chips as report_chips
 
@@ -67,7 +77,11 @@ def chips(*, name: str | None, style: str) -> None:
     format_of(),
 )
 def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
-    """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends."""
+    """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends.
+
+    \b
+    meshwright roofline llama-2-13b --slice v5e:4x4 --batch 1,32,240 --weights int8
+    """
     from meshwright.reports import book
     from planner import api
 
@@ -86,29 +100,38 @@ def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
     *DTYPES,
     *FILES,
     CONSTANTS,
+    WIDE,
     OUTPUT,
     format_of(),
 )
-def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
-    """Price one given layout, without a search."""
+def price(*, model: str, slice_: str, layout: str, wide: bool, output: str | None, style: str, **given: Any) -> int:
+    """Price one given layout, without a search.
+
+    \b
+    meshwright price llama-3.1-8b --slice v5e:2x2 --layout plan.json --batch 32
+    """
     from meshwright.commands.plan import ended
     from meshwright.reports.plan import report
     from planner import api
 
     found = api.price(model, slice_, layout, **given)
-    finish(found, lambda: report(found), style, output)
+    finish(found, lambda: report(found), wide_or(style, wide), output)
     return ended(found)
 
 
-@command(PLAN_FILE, PICK, format_of())
-def explain(*, file: str, pick: int, style: str) -> None:
-    """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory."""
+@command(PLAN_FILE, PICK, WIDE, format_of())
+def explain(*, file: str, pick: int, wide: bool, style: str) -> None:
+    """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory.
+
+    \b
+    meshwright explain plan.json --pick 2
+    """
     from meshwright.reports.explain import explanation
     from planner.plan.planfile import pick_plan, read_plan
 
     path = Path(file)
     chosen = pick_plan(read_plan(path), path, pick)
-    show(chosen, lambda: explanation(chosen), style)
+    show(chosen, lambda: explanation(chosen), wide_or(style, wide))
 
 
 @command(
@@ -116,7 +139,11 @@ def explain(*, file: str, pick: int, style: str) -> None:
     format_of(default="json"),
 )
 def schema(*, name: str, style: str) -> None:
-    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports."""
+    """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports.
+
+    \b
+    meshwright schema plan
+    """
     from meshwright import schemas
 
     found = schemas.schema_of(name)

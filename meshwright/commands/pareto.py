@@ -20,6 +20,7 @@ from meshwright.options import (
     PROGRESS,
     SLICES,
     STEP,
+    WIDE,
     WORKERS,
     Asked,
     counts_or_auto,
@@ -51,14 +52,19 @@ SUFFIXES = ("json", "csv", "svg", "png", "html")
     *FILES,
     CONSTANTS,
     *GOALS,
-    *CUTS,
+    CUTS,
     WORKERS,
     PROGRESS,
     option("-o --output", "FILE", "Also write it: .json, .csv, or a plot: .svg, .png, .html."),
     format_of("csv"),
+    WIDE,
 )
 def pareto(asked: Asked) -> int:
-    """Find the frontier of latency against throughput per chip, and cost, over slices and batches."""
+    """Find the frontier of latency against throughput per chip, and cost, over slices and batches.
+
+    \b
+    meshwright pareto llama-3.1-8b --chip v5e --chips 8..32 --price-per-chip-hour 1.2
+    """
     from planner.api import pareto as run
     from planner.best.nothing import NothingFits
 

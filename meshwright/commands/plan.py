@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from meshwright.commandline import choice, number, one_of, option, whole
+from meshwright.commandline import choice, flag, number, one_of, option, whole
 from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     BATCHES_OR_AUTO,
@@ -17,9 +16,11 @@ from meshwright.options import (
     FIX,
     GOALS,
     MODEL,
+    OUTPUT,
     PHASE,
     PROGRESS,
     SLICES,
+    WIDE,
     WORKERS,
     Asked,
     counts,
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 PHASES = ("decode", "prefill", "serve")
 SERVING = {
-    "input_tokens": option("--input input_tokens", "TOKENS", "--phase serve: tokens of each prompt.", read=whole),
+    "input_tokens": option("--input-tokens", "TOKENS", "--phase serve: tokens of each prompt.", read=whole),
+    "output_tokens": option("--output-tokens", "TOKENS", "--phase serve: tokens of each answer.", read=whole),
     "serving": option(
         "--serving",
         "batched|interleaved|disaggregated|all",
@@ -72,7 +74,7 @@ NUM_SLICES = option(
     CONSTANTS,
     option("--top", "N", "How many of the best one's slice and batch, itself included; default 5.", read=whole),
     *GOALS,
-    *CUTS,
+    CUTS,
     WORKERS,
     choice("--solver", ("exhaustive", "cp-sat"), "What finds the best and proves it.", default="exhaustive"),
     option(
@@ -84,30 +86,31 @@ NUM_SLICES = option(
     PROGRESS,
     *SERVING.values(),
     NUM_SLICES,
-    option(
-        "-o --output outputs",
-        "FILE|TOKENS",
-        "Also write the JSON to this file; with --phase serve a number is the tokens of each answer.",
-        many=True,
-    ),
+    flag("--rejected", "Show what was ruled out, why, and how often."),
+    WIDE,
+    OUTPUT,
     format_of(),
 )
-def plan(asked: Asked, outputs: tuple[str, ...]) -> int:
-    """Find the best layouts of a model on one or several slices, and say why they are."""
+def plan(asked: Asked, rejected: bool) -> int:
+    """Find the best layouts of a model on one or several slices, and say why they are.
+
+    \b
+    meshwright plan llama-3.1-70b --slice v5e:4x4 --weights int8 --kv int8 -o plan.json
+    """
     if one_of("--phase", asked.options["phase"], PHASES) == "serve":
         from meshwright.commands.serve import serve
 
-        return serve(asked, outputs)
+        return serve(asked)
     for name, declared in SERVING.items():
         if name in asked.options:
             raise InputError(f"{declared.opts[0]} belongs to --phase serve; the phase is {asked.options['phase']}")
     top = asked.options.get("top", 1)
     if asked.options["solver"] == "cp-sat" and top > 1:
         raise InputError(f"--top {top}: --solver cp-sat proves the best alone; expected --top 1, or no --solver")
-    return _plan(asked, one_file(outputs))
+    return _plan(asked, rejected)
 
 
-def _plan(asked: Asked, output: str | None) -> int:
+def _plan(asked: Asked, rejected: bool) -> int:
     from meshwright.reports.plan import report
     from planner.api import plan as run
     from planner.best.nothing import NothingFits
@@ -117,7 +120,7 @@ def _plan(asked: Asked, output: str | None) -> int:
             found = run(asked.model, asked.slices, progress=say, **asked.options)
     except NothingFits as nothing:
         return show_nothing(nothing, asked.style)
-    finish(found, lambda: report(found), asked.style, output)
+    finish(found, lambda: report(found, rejected), asked.style, asked.output)
     return ended(found)
 
 
@@ -126,10 +129,3 @@ def ended(found: PlanFile) -> int:
     if found.interrupted:
         return INTERRUPTED
     return 0 if any(plan.fits for plan in found.plans) else say_nothing("this layout does not fit at any batch")
-
-
-def one_file(outputs: Sequence[str]) -> str | None:
-    """The one file to write, or none."""
-    if len(outputs) > 1:
-        raise InputError(f"--output {' '.join(outputs)}: expected one file")
-    return outputs[0] if outputs else None

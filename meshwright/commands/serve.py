@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mesh.errors import InputError
-from meshwright.commandline import one_of, whole, words
-from meshwright.commands.plan import ended, one_file
+from meshwright.commandline import one_of, words
+from meshwright.commands.plan import ended
 from meshwright.options import Asked
 from meshwright.output import finish, progress_line, show_nothing
 
-_TOKENS = "expected --input TOKENS and --output TOKENS, such as --input 2000 --output 300"
+_TOKENS = ("input_tokens", "output_tokens")
 
 
-def serve(asked: Asked, outputs: Sequence[str]) -> int:
+def serve(asked: Asked) -> int:
     """Search, print and write ways to serve; returns the exit code."""
     from meshwright.reports.serve import report
     from planner.api import serve as run
@@ -23,30 +23,16 @@ def serve(asked: Asked, outputs: Sequence[str]) -> int:
     options = dict(asked.options)
     del options["phase"]
     _refuse_others(options)
-    output_tokens, output = tokens_and_file(outputs)
-    if "input_tokens" not in options:
-        raise InputError(f"--phase serve: {_TOKENS}")
+    if missing := [f"--{name.replace('_', '-')}" for name in _TOKENS if name not in options]:
+        raise InputError(f"--phase serve: {' and '.join(missing)} missing; expected tokens, such as 2000")
     options["serving"] = modes(options.get("serving", ()))
     try:
         with progress_line(asked.progress) as say:
-            found = run(asked.model, asked.slices, output_tokens=output_tokens, progress=say, **options)
+            found = run(asked.model, asked.slices, progress=say, **options)
     except NothingFits as nothing:
         return show_nothing(nothing, asked.style)
-    finish(found, lambda: report(found), asked.style, output)
+    finish(found, lambda: report(found), asked.style, asked.output)
     return ended(found)
-
-
-def tokens_and_file(outputs: Sequence[str]) -> tuple[int, str | None]:
-    """Of `--output`, given once or twice with `--phase serve`: the tokens of each answer, and the file if there is one.
-
-    >>> tokens_and_file(["300", "serve.json"]), tokens_and_file(["300"])
-    ((300, 'serve.json'), (300, None))
-    """
-    numbers = [text for text in outputs if text.strip().isdecimal()]
-    files = [text for text in outputs if not text.strip().isdecimal()]
-    if len(numbers) != 1:
-        raise InputError(f"--output {' '.join(numbers)}: {_TOKENS}" if numbers else f"--phase serve: {_TOKENS}")
-    return whole("--output", numbers[0]), one_file(files)
 
 
 def modes(serving: Sequence[str]) -> tuple[str, ...]:
@@ -75,5 +61,5 @@ def _refuse_others(options: dict[str, Any]) -> None:
         )
     if context is not None:
         raise InputError(
-            f"--context {context}: --phase serve does not take it; expected --input and --output, whose sum it is"
+            f"--context {context}: --phase serve does not take it; it is the sum of --input-tokens and --output-tokens"
         )

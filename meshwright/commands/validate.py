@@ -26,7 +26,11 @@ TARGETS_MISSED = 1
 def validate(
     *, sets: tuple[str, ...], data: str | None, progress: str, output: str | None, bars: str | None, style: str
 ) -> int:
-    """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not."""
+    """Put predictions beside published measurements. Exit 0: within the errors that the data states; 1: not.
+
+    \b
+    meshwright validate --set llama3-70b-v5e16
+    """
     from planner.files import write_whole
     from planner.plan.planfile import encode
     from planner.validate.measured import MEASURED

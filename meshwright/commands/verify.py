@@ -51,7 +51,11 @@ HOSTS = ("coordinator", "processes", "process_id", "distributed", "timeout")
     option("--timeout", "SECONDS", "How long to wait for the other processes.", default="60"),
 )
 def verify(*, file: str, progress: str, output: str | None, style: str, **given: Any) -> int:
-    """Run and compile a plan, and say whether it does what was promised. Exit 0: it holds; 1: it does not."""
+    """Run and compile a plan, and say whether it does what was promised. Exit 0: it holds; 1: it does not.
+
+    \b
+    meshwright verify plan.json --level numerics,collectives --format junit -o report.xml
+    """
     from executor.levels.verify import verify as run
     from executor.processes.join import joined
     from meshwright.hosts import hosts_of

@@ -18,11 +18,13 @@ from strategies.notation import Dim, Tensor, parse_step
 from strategies.readers.specs import TensorSpec
 
 _STEP_HEADERS = (
-    "part", "step", "result on one device", "GFLOP", "HBM MB", "collective MB", "us", "of it ICI us", "bound by"
+    "part", "step", "on one device", "GFLOP", "HBM MB", "collective MB", "us", "ICI us", "bound by"
 )  # fmt: skip
+_CODE = frozenset({1, 2})
 _LEGEND = (
     "GFLOP and HBM MB: of one device; collective MB: bytes V of the whole gathered array that a group holds; "
-    "us: max(FLOPs, HBM) + collectives; as AllReduce: the slice's compiler does a ReduceScatter over all devices so; "
+    "us: max(FLOPs, HBM) + collectives; ICI us: of the collectives; "
+    "as AllReduce: the slice's compiler does a ReduceScatter over all devices so; "
     "hidden: gathers of weights behind matmuls, hops and launches while weights are read ahead; "
     "MB = 1e6 and GB = 1e9 bytes"
 )
@@ -91,7 +93,7 @@ def _steps(plan: Plan) -> Iterator[Block]:
     for component, found in groupby(plan.cost.steps, key=lambda step: step.component):
         steps, layout = tuple(found), layouts[component]
         sizes = dim_sizes(plan, layout)
-        yield TextTable(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=frozenset({1, 2}))
+        yield TextTable(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=_CODE, beneath=_CODE)
 
 
 def _heading(layout: ComponentLayout, steps: Sequence[StepPlan]) -> str:

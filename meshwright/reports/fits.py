@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.reports.text import Block, Lines, TextTable
+from meshwright.words import layout_words
 from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
 from planner.numbers import gb
 
@@ -29,10 +30,15 @@ def _title(found: Fits) -> str:
 
 def _table(heading: str, name: str, rows: Sequence[tuple[SliceFits, Largest]]) -> TextTable:
     headers = (
-        "slice", "chips", name, "weights GB", "cache GB", "activations GB", "HBM GB used / usable per device",
-        "runs out", "attention",
+        "slice", "chips", name, "GB: weights", "cache", "activations", "used/usable", "runs out", "attention",
     )  # fmt: skip
-    return TextTable(heading, headers, [_row(slice_, of) for slice_, of in rows])
+    return TextTable(
+        heading,
+        headers,
+        [_row(slice_, of) for slice_, of in rows],
+        notes=[_attention_lines(of) for _, of in rows],
+        wide=frozenset({len(headers) - 1}),
+    )
 
 
 def _row(slice_: SliceFits, of: Largest) -> list[str]:
@@ -43,7 +49,7 @@ def _row(slice_: SliceFits, of: Largest) -> list[str]:
         str(slice_.chips),
         "none" if of.largest is None else f"{of.largest:,}",
         *([gb(nbytes) for nbytes in held] or ["", "", ""]),
-        f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}" if memory else "",
+        f"{gb(memory.total_bytes)}/{gb(memory.usable_bytes)}" if memory else "",
         runs_out_text(of),
         _attention(of),
     ]
@@ -53,8 +59,15 @@ def _attention(of: Largest) -> str:
     """What cuts caches: the roles of attention, or of parallel blocks."""
     if of.mesh is None:
         return ""
-    cached = [one for one in of.layouts if one.component.startswith(("attention", "block"))]
-    return "; ".join(dict.fromkeys(one.roles_over(of.mesh) for one in cached))
+    return "; ".join(dict.fromkeys(layout.roles_over(of.mesh) for layout in of.layouts if layout.cached))
+
+
+def _attention_lines(of: Largest) -> list[str]:
+    """Return how attention, or a parallel block, is cut: in words, by its program."""
+    if of.mesh is None:
+        return []
+    mesh, cached = of.mesh, [layout for layout in of.layouts if layout.cached]
+    return list(dict.fromkeys(f"{layout.program}: {layout_words(layout, mesh)}" for layout in cached))
 
 
 def runs_out_text(of: Largest) -> str:

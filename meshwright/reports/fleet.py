@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.reports.plan import layout_text, mesh_text
+from meshwright.reports.plan import bound_text, layout_lines, layout_text, legend_of, mesh_text
 from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.file_fleet import Fleet, FleetMember
@@ -22,6 +22,7 @@ def report(file: PlanFile) -> list[Block]:
         Lines("", [title(fleet, file.plans[0])]),
         servers(fleet),
         layouts(fleet, file.plans),
+        legend_of([file.plans[member.plan - 1] for member in fleet.members]),
         Lines("Together", together(fleet)),
         Lines("Notes", file.notes),
         Lines("Search and proof", [*proof(fleet), searched(file)]),
@@ -44,10 +45,10 @@ def _least(fleet: Fleet) -> str:
 def servers(fleet: Fleet) -> TextTable:
     """One line per kind of server."""
     headers = [
-        "plan", "role", "slice", "servers", "chips", "batch", "step ms", "requests/s each", "together", "limited by",
+        "plan", "role", "slice", "servers", "chips", "batch", "step ms", "req/s each", "all", "limited by",
     ]  # fmt: skip
     if fleet.cost_per_hour is not None:
-        headers.append("dollars/hour")
+        headers.append("$/hour")
     return TextTable("", headers, [_server(one) for one in fleet.members])
 
 
@@ -69,14 +70,15 @@ def _server(one: FleetMember) -> list[str]:
 
 def layouts(fleet: Fleet, plans: Sequence[Plan]) -> TextTable:
     """The layout that each kind of server runs."""
-    rows = []
+    rows, notes = [], []
     for one in fleet.members:
         plan = plans[one.plan - 1]
-        held = f"{gb(plan.memory.total_bytes)} / {gb(plan.memory.usable_bytes)}"
+        used = f"{gb(plan.memory.total_bytes)}/{gb(plan.memory.usable_bytes)}"
         roles = (layout_text(plan, "attention"), layout_text(plan, "MLP"))
-        rows.append((str(one.plan), mesh_text(plan), *roles, str(plan.context), held))
-    headers = ("plan", "mesh", "attention", "MLP", "context", "HBM GB used / usable per device")
-    return TextTable("Layouts", headers, rows)
+        rows.append((str(one.plan), str(plan.context), used, bound_text(plan.cost.bound_by), mesh_text(plan), *roles))
+        notes.append(layout_lines(plan))
+    headers = ("plan", "context", "HBM GB", "bound by", "mesh", "attention", "MLP")
+    return TextTable("Layouts", headers, rows, notes=notes, wide=frozenset({4, 5, 6}))
 
 
 def together(fleet: Fleet) -> list[str]:

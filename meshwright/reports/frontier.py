@@ -10,7 +10,9 @@ from meshwright.reports.plan import (
     accuracy_text,
     bound_text,
     constants_of,
+    layout_lines,
     layout_text,
+    legend_of,
     mesh_text,
     targets_text,
     title,
@@ -31,6 +33,7 @@ def report(file: PlanFile, frontier: Frontier) -> list[Block]:
     return [
         Lines("", [f"{title(file.plans[0], '')}; frontier of {_axes(frontier)}", *targets_text(file.targets)]),
         _table(file.plans, frontier),
+        legend_of(file.plans),
         Lines("Frontier", _lines(file, frontier)),
         Lines("Notes", file.notes),
         Lines("Estimates", list(dict.fromkeys(_estimates(file.plans)))),
@@ -43,14 +46,24 @@ def _axes(frontier: Frontier) -> str:
 
 
 def _table(plans: Sequence[Plan], frontier: Frontier) -> TextTable:
-    step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch"
-    costs = ["$ per million tokens"] if COST in frontier.axes else []
+    step = "step ms" if plans[0].phase == "decode" else "batch's ms"
+    costs = ["$/Mtoken"] if COST in frontier.axes else []
     headers = (
-        "plan", "slice", "chips", "batch", step, "tokens/s", "per chip", *costs, "best", "mesh", "attention", "MLP",
-        "HBM GB used / usable per device", "bound by",
+        "plan", "slice", "chips", "batch", step, "tokens/s", "per chip", *costs, "HBM GB", "bound by", "best of",
+        "mesh", "attention", "MLP",
     )  # fmt: skip
-    rows = zip(plans, frontier.points, strict=True)
-    return TextTable("", headers, [_row(n, plan, point, bool(costs)) for n, (plan, point) in enumerate(rows, 1)])
+    rows = list(zip(plans, frontier.points, strict=True))
+    return TextTable(
+        "",
+        headers,
+        [_row(n, plan, point, bool(costs)) for n, (plan, point) in enumerate(rows, 1)],
+        notes=[[*_best_of(point), *layout_lines(plan)] for plan, point in rows],
+        wide=frozenset(range(len(headers) - 4, len(headers))),
+    )
+
+
+def _best_of(point: Point) -> list[str]:
+    return [f"best {', '.join(point.best_of)} of all"] if point.best_of else []
 
 
 def _row(number: int, plan: Plan, point: Point, costs: bool) -> list[str]:
@@ -64,12 +77,12 @@ def _row(number: int, plan: Plan, point: Point, costs: bool) -> list[str]:
         digits(point.tokens_per_s),
         digits(point.tokens_per_s_per_chip),
         *(["" if dollars is None else digits(dollars)] if costs else []),
+        f"{gb(plan.memory.total_bytes)}/{gb(plan.memory.usable_bytes)}",
+        bound_text(plan.cost.bound_by),
         ", ".join(point.best_of),
         mesh_text(plan),
         layout_text(plan, "attention"),
         layout_text(plan, "MLP"),
-        f"{gb(plan.memory.total_bytes)} / {gb(plan.memory.usable_bytes)}",
-        bound_text(plan.cost.bound_by),
     ]
 
 

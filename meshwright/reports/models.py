@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import to_builtins
 
 from meshwright.reports.text import Block, Lines, TextTable
 from strategies.models.models import LayerGroup, Model
@@ -53,6 +56,21 @@ def model(one: Model) -> Sequence[Block]:
     return [Lines(one.name, _facts(one)), TextTable("Layer groups", headers, rows)]
 
 
+def as_value(one: Model) -> dict[str, Any]:
+    """Return a model as JSON has it: its shape, and the counts that follow from it, as the tables give them."""
+    return {
+        **to_builtins(one),
+        "layers": one.L,
+        "params": one.params,
+        "active_params": one.active_params,
+        "matmul_params": one.matmul_params,
+        "embedding_params": one.embedding_params,
+        "kv_elements_per_token": one.kv_elements_per_token,
+        "kv_bytes_per_token_bf16": 2 * one.kv_elements_per_token,
+        "hash": one.digest,
+    }
+
+
 def _group_row(number: int, group: LayerGroup, D: int) -> list[str]:
     attention, mlp = group.attention, group.mlp
     also = [name for name in ("qk_norm", "qkv_bias", "o_bias", "sinks") if getattr(attention, name)]
@@ -67,7 +85,8 @@ def _facts(one: Model) -> list[str]:
     return [
         f"parameters: {one.params:,}; active per token {one.active_params:,}, in matmuls {one.matmul_params:,}",
         f"D {one.D}, V {one.V}, {one.L} layers; embedding and unembedding: {tied}, {one.embedding_params:,} parameters",
-        f"KV cache: {one.kv_elements_per_token:,} elements per token while inside every window",
+        f"KV cache: {one.kv_elements_per_token:,} elements per token while inside every window "
+        f"({2 * one.kv_elements_per_token:,} bytes in bf16)",
         f"norm: {one.norm}; max context: {one.max_context or 'not said'}",
         f"source: {one.source or 'not said'}",
         f"hash: {one.digest}",

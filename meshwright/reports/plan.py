@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import nan
 
 from meshwright.reports.text import Block, Lines, TextTable
+from meshwright.words import layout_words, legend
 from planner.numbers import digits, gb, ms
 from planner.plan.accuracy import whose_constants
 from planner.plan.compare import QUANTITIES, PlanComparison, compare
@@ -15,23 +17,25 @@ from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens
 from strategies.layout import ComponentLayout
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
-_COLUMNS = ("attention", "MLP")
-_IN_COLUMN = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
+_COLUMNS = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
+"""Columns of exact letters, and the kinds of components that each shows."""
+_SHOWN = ("attention", "block", "mlp", "moe")
 _TITLES = {name: f"; {objective.title}" for name, objective in OBJECTIVES.items()} | {
     "given": "; the layout that was given"
 }
 
 
-def report(file: PlanFile) -> list[Block]:
+def report(file: PlanFile, rejected: bool = False) -> list[Block]:
     """The whole report of what `plan` or `price` found."""
     best = file.plans[0]
     return [
         Lines("", [title(best, file.objective), *targets_text(file.targets)]),
         plan_table(file.plans, file.prices),
+        legend_of(file.plans),
         Lines("Details of plan 1", details(best)),
         Lines("Why the runner-up lost", _runner_up(file)),
         Lines("Notes", [*file.notes, *_over_memory(file)]),
-        rejected_table(file.rejected),
+        rejected_table(file.rejected if rejected else ()),
         Lines("Search and constants", [*_search(file), *constants_of(best)]),
     ]
 
@@ -52,13 +56,22 @@ def targets_text(targets: Sequence[str]) -> list[str]:
 
 
 def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> TextTable:
-    """One line per plan; with prices, also what a million tokens cost."""
-    step = "step ms" if plans[0].phase == "decode" else "prefill ms, whole batch:"
+    """Return one row of numbers per plan, with the layout in words beneath; with prices, the cost of a million tokens.
+
+    The style `wide` has the mesh and the roles in exact letters, in columns of their own.
+    """
+    step = "step ms" if plans[0].phase == "decode" else "batch's ms"
     headers = (
-        "plan", "slice", "mesh", *_COLUMNS, "batch", f"{step} lower", "estimate", "upper", "tokens/s", "per chip",
-        *(["$ per million tokens"] if prices else []), "HBM GB used / usable per device", "bound by",
+        "plan", "slice", "batch", step, "lower", "upper", "tokens/s", "per chip", *(["$/Mtoken"] if prices else []),
+        "HBM GB", "bound by", "mesh", *_COLUMNS,
     )  # fmt: skip
-    return TextTable("", headers, [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)])
+    return TextTable(
+        "",
+        headers,
+        [_plan_row(number, plan, prices or {}) for number, plan in enumerate(plans, 1)],
+        notes=[layout_lines(plan) for plan in plans],
+        wide=frozenset(range(len(headers) - 3, len(headers))),
+    )
 
 
 def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
@@ -66,16 +79,43 @@ def _plan_row(number: int, plan: Plan, prices: Prices) -> list[str]:
     return [
         str(number),
         several(plan, plan.slice),
-        mesh_text(plan),
-        *(layout_text(plan, column) for column in _COLUMNS),
         several(plan, str(plan.batch)),
-        *map(ms, (cost.lower_bound_s, cost.step_s, cost.upper_bound_s)),
+        *map(ms, (cost.step_s, cost.lower_bound_s, cost.upper_bound_s)),
         digits(rate.tokens_per_s),
         digits(rate.tokens_per_s_per_chip),
         *([digits(dollars(plan, prices))] if prices else []),
-        f"{gb(memory.total_bytes)} / {gb(memory.usable_bytes)}",
+        f"{gb(memory.total_bytes)}/{gb(memory.usable_bytes)}",
         bound_text(cost.bound_by),
+        mesh_text(plan),
+        *(layout_text(plan, column) for column in _COLUMNS),
     ]
+
+
+def layout_lines(plan: Plan) -> list[str]:
+    """Return the mesh, and per program of attention and MLP the layout in words: `mlp: ... d_ff 8 x d_model 2`."""
+    texts: dict[tuple[str, str], list[str]] = {}
+    for layout in plan.layouts:
+        if layout.component.startswith(_SHOWN):
+            texts.setdefault((layout.program, layout_words(layout, plan.mesh)), []).append(layout.component)
+    ways = Counter(program for program, _ in texts)
+    lines = []
+    for (program, text), components in texts.items():
+        of = f" ({', '.join(components)})" if ways[program] > 1 else ""
+        lines.append(f"{program}{of}: {text}")
+    return [f"mesh {mesh_text(plan)}", *lines]
+
+
+def legend_of(plans: Sequence[Plan]) -> Lines:
+    """Return how the layouts of these plans are to be read: every word that they use."""
+    words = [layout_words(layout, plan.mesh) for plan in plans for layout in plan.layouts]
+    lines = [
+        "mesh a4 b2: mesh axes a and b, of 4 and 2 devices; heads 4 x batch 2: cut over 4 devices, each of which is "
+        "cut over 2; KV: the cut of the cache over the same axes in the same order",
+        "; ".join(legend(words)),
+        "step ms: the estimate, with its lower and upper bound; HBM GB: used/usable per device; `meshwright glossary` "
+        "has every word, `explain` every step, --wide the exact letters",
+    ]
+    return Lines("How to read it", [line for line in lines if line])
 
 
 def dollars(plan: Plan, prices: Prices) -> float:
@@ -102,11 +142,11 @@ def mesh_text(plan: Plan) -> str:
 
 def layout_text(plan: Plan, column: str) -> str:
     """What the mesh axes do in attention, or in the MLP; with several kinds of it, what each does."""
-    found = [lay for lay in plan.layouts if lay.component.startswith(_IN_COLUMN[column])]
-    texts = dict.fromkeys(roles_text(lay) for lay in found)
+    layouts = [layout for layout in plan.layouts if layout.component.startswith(_COLUMNS[column])]
+    texts = dict.fromkeys(roles_text(layout) for layout in layouts)
     if len(texts) == 1:
         return next(iter(texts))
-    return "; ".join(f"{lay.component} {roles_text(lay)}" for lay in found)
+    return "; ".join(f"{layout.component} {roles_text(layout)}" for layout in layouts)
 
 
 def roles_text(layout: ComponentLayout) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.reports.text import Block, Lines, TextTable
+from meshwright.words import letters_in_words
 from planner.numbers import digits, ms
 from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
 
 _HEADERS = (
-    "hardware number", "change", "kept layout's step ms", "fits", "best step ms", "kept is slower by", "elasticity",
-    "the best layout",
+    "hardware number", "change", "kept ms", "fits", "best ms", "slower by", "the best layout", "elasticity",
 )  # fmt: skip
+_ELASTICITY = frozenset({7})
+_LEGEND = "kept ms: the step of the plan's layout; best ms: of the best layout there; fits: the plan's layout"
 
 
 def report(found: SensitivityFile) -> list[Block]:
     """Two lines per hardware number, then what decides."""
     return [
         Lines("", [_title(found), *_as_it_is(found)]),
-        TextTable("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)]),
+        TextTable("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)], wide=_ELASTICITY),
+        Lines("", [_LEGEND]),
         Lines("What changes", list(_changes(found))),
         Lines("What the step depends on", [_elasticities(found)]),
     ]
@@ -51,8 +54,8 @@ def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
             "yes" if outcome.kept_fits else "no",
             ms(outcome.best.step_s) if outcome.best else "nothing fits",
             _slower(outcome),
-            _signed(one.elasticity) if outcome is one.less else "",
             _choice(outcome),
+            _signed(one.elasticity) if outcome is one.less else "",
         ]
 
 
@@ -93,8 +96,12 @@ def _choice(outcome: Outcome) -> str:
     return f"changes: {', '.join(change.component for change in outcome.changes) or 'place on the torus'}"
 
 
+def _words(change: Change, roles: str) -> str:
+    return letters_in_words(change.component, roles)
+
+
 def _what(found: tuple[Change, ...]) -> str:
-    texts = [f"{change.component}: {change.kept} -> {change.best}" for change in found]
+    texts = [f"{change.component}: {_words(change, change.kept)} -> {_words(change, change.best)}" for change in found]
     return "; ".join(texts) or "equal roles, placed on the torus in another way"
 
 

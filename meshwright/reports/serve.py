@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from meshwright.reports.plan import constants_of, plan_table
+from meshwright.reports.plan import constants_of, legend_of, plan_table
 from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.file_proof import Proof
@@ -30,6 +31,12 @@ _ASSUMED = (
 )
 
 
+_LEGEND = (
+    "prompts: of a prefill batch; slots: sequences decoded together; TTFT: time to the first token, TPOT: time "
+    "per output token, each in the mean and at worst; req/s: requests per second of all chips"
+)
+
+
 def report(file: PlanFile) -> list[Block]:
     """The whole report of ways to serve; nothing of a file that has none."""
     serving = file.serving
@@ -38,10 +45,12 @@ def report(file: PlanFile) -> list[Block]:
     return [
         Lines("", [_title(file, serving)]),
         _table(file, serving.entries),
+        Lines("", [_LEGEND]),
         Lines(
             "Between prefill and decode", [line for n, e in enumerate(serving.entries, 1) for line in _between(n, e)]
         ),
         *_plan_tables(file.plans),
+        legend_of(file.plans),
         Lines("Notes", list(file.notes)),
         Lines("How it is counted", _counted(serving)),
         Lines("Search and constants", _searched(file)),
@@ -59,12 +68,30 @@ def _title(file: PlanFile, serving: Serving) -> str:
 
 def _table(file: PlanFile, entries: Sequence[ServingEntry]) -> TextTable:
     headers = [
-        "way", "serving", "prefill plan", "decode plan", "slices", "batch: prompts", "slots", "chips",
-        "first token ms: mean", "worst", "token ms: mean", "worst", "requests/s", "tokens/s", "per chip",
+        "way", "prompts", "slots", "chips", "TTFT ms", "worst", "TPOT ms", "worst", "req/s", "tokens/s", "per chip",
     ]  # fmt: skip
     priced = any(entry.dollars_per_million_tokens is not None for entry in entries)
     rows = [_row(number, entry, file.plans, priced) for number, entry in enumerate(entries, 1)]
-    return TextTable("", [*headers, *(["$ per million tokens"] if priced else [])], rows)
+    notes = [[_way_text(entry, file.plans)] for entry in entries]
+    wide = [_wide_cells(entry, file.plans) for entry in entries]
+    headers += ["$/Mtoken"] if priced else []
+    own = frozenset(range(len(headers), len(headers) + len(_WIDE)))
+    rows = [[*row, *cells] for row, cells in zip(rows, wide, strict=True)]
+    return TextTable("", [*headers, *_WIDE], rows, notes=notes, wide=own)
+
+
+_WIDE = ("serving", "prefill plan", "decode plan", "slices")
+
+
+def _wide_cells(entry: ServingEntry, plans: Sequence[Plan]) -> list[str]:
+    where = slices_text(entry, plans[entry.prefill - 1], plans[entry.decode - 1])
+    return [entry.mode, str(entry.prefill), str(entry.decode), where]
+
+
+def _way_text(entry: ServingEntry, plans: Sequence[Plan]) -> str:
+    """Return how and where a way serves: `interleaved on v5e:2x4: plan 3 prefills, plan 2 decodes`."""
+    mode, prefill, decode, where = _wide_cells(entry, plans)
+    return f"{mode} on {where}: plan {prefill} prefills, plan {decode} decodes"
 
 
 def _row(number: int, entry: ServingEntry, plans: Sequence[Plan], priced: bool) -> list[str]:
@@ -72,10 +99,6 @@ def _row(number: int, entry: ServingEntry, plans: Sequence[Plan], priced: bool) 
     dollars = entry.dollars_per_million_tokens
     return [
         str(number),
-        entry.mode,
-        str(entry.prefill),
-        str(entry.decode),
-        slices_text(entry, prefill, decode),
         str(prefill.batch),
         str(decode.batch),
         str(entry.chips),
@@ -153,7 +176,7 @@ def _plan_tables(plans: Sequence[Plan]) -> Iterator[TextTable]:
         numbers = [number for number, plan in enumerate(plans, 1) if plan.phase == phase]
         table = plan_table([plans[number - 1] for number in numbers])
         rows = [[str(number), *row[1:]] for number, row in zip(numbers, table.rows, strict=True)]
-        yield TextTable(f"Plans: {phase}", table.headers, rows)
+        yield replace(table, heading=f"Plans: {phase}", rows=rows)
 
 
 def _counted(serving: Serving) -> list[str]:
