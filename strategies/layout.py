@@ -111,7 +111,7 @@ class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return sorted(ways.items(), key=lambda item: (item[0] == IDLE, -item[1], item[0]))
 
     def roles_over(self, mesh: MeshAxes) -> str:
-        """Return `cuts_over` as text, after the program where its name says more than the component's: `N+K 8, D+B 2`."""
+        """Return `cuts_over` as text, `N+K 8, D+B 2`, after the program where that says more than the component."""
         played = [f"{'idle' if role == IDLE else role} {n}" for role, n in self.cuts_over(mesh)]
         program = "" if self.component.startswith(self.program) else f"{self.program} "
         return f"{program}{', '.join(played) or 'whole'}"

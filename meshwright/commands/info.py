@@ -28,8 +28,8 @@ from meshwright.options import (
 from meshwright.output import finish, show
 
 
-@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), format_of())
-def models(*, name: str | None, style: str) -> None:
+@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), WIDE, format_of())
+def models(*, name: str | None, wide: bool, style: str) -> None:
     """List the built-in models, or show one in full.
 
     \b
@@ -40,14 +40,18 @@ def models(*, name: str | None, style: str) -> None:
 
     if name is None:
         every = [load_model(builtin) for builtin in builtin_names()]
-        show([report_models.as_value(model) for model in every], lambda: report_models.models(every), style)
+        show(
+            [report_models.as_value(model) for model in every],
+            lambda: report_models.models(every),
+            wide_or(style, wide),
+        )
     else:
         model = load_model(name)
-        show(report_models.as_value(model), lambda: report_models.model(model), style)
+        show(report_models.as_value(model), lambda: report_models.model(model), wide_or(style, wide))
 
 
-@command(Argument("name", "[NAME]", "Show this one in full.", required=False), format_of())
-def chips(*, name: str | None, style: str) -> None:
+@command(Argument("name", "[NAME]", "Show this one in full.", required=False), WIDE, format_of())
+def chips(*, name: str | None, wide: bool, style: str) -> None:
     """List the chips, or show one in full with its sources and its slices.
 
     \b
@@ -58,10 +62,10 @@ def chips(*, name: str | None, style: str) -> None:
 
     if name is None:
         every = [load_chip(builtin) for builtin in chip_names()]
-        show(every, lambda: report_chips.chips(every), style)
+        show(every, lambda: report_chips.chips(every), wide_or(style, wide))
     else:
         chip = load_chip(name)
-        show(chip, lambda: report_chips.chip(chip), style)
+        show(chip, lambda: report_chips.chip(chip), wide_or(style, wide))
 
 
 @command(

@@ -10,8 +10,8 @@ from strategies.book.closed_forms import ClosedForms
 from strategies.book.rooftable import RooflineRow, RooflineTable
 
 _HEADERS = (
-    "batch", "KV GB", "total GB", "step ms", "tokens/s", "per chip", "KV ms", "weights ms", "FLOPs ms",
-    "general step ms", "bound by", "fits",
+    "batch", "total GB", "fits", "step ms", "tokens/s", "per chip", "ms: KV", "weights", "FLOPs", "general",
+    "bound by", "KV GB",
 )  # fmt: skip
 
 
@@ -19,7 +19,7 @@ def roofline(table: RooflineTable) -> Sequence[Block]:
     """One line per batch, and every number that the lines follow from."""
     return [
         Lines("", [_roofline_title(table)]),
-        TextTable("", _HEADERS, [_row(row) for row in table.rows]),
+        TextTable("", _HEADERS, [_row(row) for row in table.rows], wide=frozenset({11})),
         Lines("Where HBM ends", [_end(table)]),
         Lines("From", _roofline_from(table)),
     ]
@@ -36,8 +36,8 @@ def _roofline_title(table: RooflineTable) -> str:
 def _row(row: RooflineRow) -> list[str]:
     return [
         str(row.batch),
-        gb(row.kv_bytes),
         gb(row.total_bytes),
+        "yes" if row.fits else "NO",
         ms(row.step_s),
         digits(row.tokens_per_s),
         digits(row.tokens_per_s_per_chip),
@@ -46,7 +46,7 @@ def _row(row: RooflineRow) -> list[str]:
         ms(row.flops_s),
         ms(row.general_step_s),
         {"hbm": "HBM", "flops": "FLOPs"}[row.bound_by],
-        "yes" if row.fits else "NO: beyond HBM",
+        gb(row.kv_bytes),
     ]
 
 
@@ -64,7 +64,7 @@ def _roofline_from(table: RooflineTable) -> list[str]:
         f"KV cache: {gb(table.kv_bytes_per_seq)} GB per sequence",
         f"{table.chips} chips: {digits(hbm)} TB/s of HBM bandwidth, {digits(flops)} TFLOP/s",
         f"critical batch: {digits(table.critical_batch_tokens)} tokens, from where on FLOPs take longer than weights",
-        "step = (KV + weights read) / HBM bandwidth; general step = KV / HBM bandwidth + max(weights, FLOPs)",
+        "step = (KV + weights read) / HBM bandwidth; general = KV / HBM bandwidth + max(weights, FLOPs)",
     ]
 
 

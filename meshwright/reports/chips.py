@@ -15,18 +15,22 @@ _TERA = 1e12
 def chips(every: Iterable[Chip]) -> Sequence[Block]:
     """One line per chip."""
     headers = (
-        "chip", "kind", "bf16 TFLOP/s", "int8 TOP/s", "HBM GB", "usable GB per device", "HBM GB/s", "link GB/s one way",
-        "hop us", "devices per chip", "slices",
+        "chip", "kind", "bf16 TFLOP/s", "int8 TOP/s", "HBM GB", "usable", "HBM GB/s", "link GB/s", "devices", "slices",
+        "hop us",
     )  # fmt: skip
-    legend = "per chip where not said otherwise, GB = 1e9 bytes; `meshwright chips NAME` shows sources and slices"
-    return [TextTable("", headers, [_row(chip) for chip in every]), Lines("", [legend])]
+    legend = (
+        "per chip, but usable GB are per device, and link GB/s of one link, one way; devices: per chip; GB = 1e9 "
+        "bytes; `meshwright chips NAME` shows sources and slices"
+    )
+    return [TextTable("", headers, [_row(chip) for chip in every], wide=frozenset({10})), Lines("", [legend])]
 
 
 def _row(chip: Chip) -> list[str]:
     flops = [digits(chip.flops_per_s.get(dtype, 0) / _TERA) for dtype in ("bf16", "int8")]
-    rates = [digits(chip.hbm_bytes_per_s / 1e9), digits(chip.link_bytes_per_s / 1e9), digits(chip.hop_latency_s * 1e6)]
+    rates = [digits(chip.hbm_bytes_per_s / 1e9), digits(chip.link_bytes_per_s / 1e9)]
     memory = [gb(chip.hbm_bytes), gb(chip.usable_hbm_bytes_per_device)]
-    return [chip.name, chip.kind, *flops, *memory, *rates, str(chip.devices_per_chip), str(len(slices_of(chip)))]
+    counts = [str(chip.devices_per_chip), str(len(slices_of(chip)))]
+    return [chip.name, chip.kind, *flops, *memory, *rates, *counts, digits(chip.hop_latency_s * 1e6)]
 
 
 def chip(one: Chip) -> Sequence[Block]:

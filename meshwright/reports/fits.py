@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwright.reports.text import Block, Lines, TextTable
-from meshwright.words import layout_words
 from planner.fits.fits import DIVISION, NOTHING, Fits, Largest, SliceFits
 from planner.numbers import gb
+from strategies.role_words import layout_words
 
 
 def report(found: Fits) -> list[Block]:

@@ -46,7 +46,7 @@ def _axes(frontier: Frontier) -> str:
 
 
 def _table(plans: Sequence[Plan], frontier: Frontier) -> TextTable:
-    step = "step ms" if plans[0].phase == "decode" else "batch's ms"
+    step = "step ms" if plans[0].phase == "decode" else "batch ms"
     costs = ["$/Mtoken"] if COST in frontier.axes else []
     headers = (
         "plan", "slice", "chips", "batch", step, "tokens/s", "per chip", *costs, "HBM GB", "bound by", "best of",

@@ -10,17 +10,17 @@ from msgspec import to_builtins
 from meshwright.reports.text import Block, Lines, TextTable
 from strategies.models.models import LayerGroup, Model
 
-_COUNTS = ("layers", "N", "K", "H", "F", "experts E", "k")
+_COUNTS = ("layers", "N", "K", "H", "F", "E", "k")
 
 
 def models(every: Iterable[Model]) -> Sequence[Block]:
     """One line per model."""
-    headers = ("model", "parameters, 1e9", "active, 1e9", "D", "V", *_COUNTS, "attention", "max context")
+    headers = ("model", "params 1e9", "active", "D", "V", *_COUNTS, "attention", "max context")
     legend = (
-        "D model width, V vocabulary, N query heads, K KV heads, H head dim, F MLP width, k experts per token; "
-        "`meshwright models NAME` shows one in full"
+        "D model width, V vocabulary, N query heads, K KV heads, H head dim, F MLP width, E experts, "
+        "k experts per token; --wide: attention and context, too; `meshwright models NAME` shows one in full"
     )
-    return [TextTable("", headers, [_row(model) for model in every]), Lines("", [legend])]
+    return [TextTable("", headers, [_row(model) for model in every], wide=frozenset({12, 13})), Lines("", [legend])]
 
 
 def _row(model: Model) -> list[str]:

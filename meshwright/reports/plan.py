@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from math import nan
 
 from meshwright.reports.text import Block, Lines, TextTable
-from meshwright.words import layout_words, legend
 from planner.numbers import digits, gb, ms
 from planner.plan.accuracy import whose_constants
 from planner.plan.compare import QUANTITIES, PlanComparison, compare
@@ -15,6 +14,7 @@ from planner.plan.plan import Plan
 from planner.plan.planfile import PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
 from strategies.layout import ComponentLayout
+from strategies.role_words import layout_words, legend
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
@@ -60,7 +60,7 @@ def plan_table(plans: Sequence[Plan], prices: Prices | None = None) -> TextTable
 
     The style `wide` has the mesh and the roles in exact letters, in columns of their own.
     """
-    step = "step ms" if plans[0].phase == "decode" else "batch's ms"
+    step = "step ms" if plans[0].phase == "decode" else "batch ms"
     headers = (
         "plan", "slice", "batch", step, "lower", "upper", "tokens/s", "per chip", *(["$/Mtoken"] if prices else []),
         "HBM GB", "bound by", "mesh", *_COLUMNS,

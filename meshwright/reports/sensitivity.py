@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.reports.text import Block, Lines, TextTable
-from meshwright.words import letters_in_words
 from planner.numbers import digits, ms
 from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
+from strategies.role_words import letters_in_words
 
 _HEADERS = (
     "hardware number", "change", "kept ms", "fits", "best ms", "slower by", "the best layout", "elasticity",

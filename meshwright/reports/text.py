@@ -15,6 +15,8 @@ _BRACKETS = re.compile(r"\[[^]]*\]( \{[^}]*\})?")
 """A tensor's dims and its partial sum, which no line breaks."""
 _NO_BREAK = "\xa0"
 _GAP = 2
+_BROAD = 24
+"""Columns broader than this go beneath their rows before the last ones do."""
 _BOLD = "\x1b[1m{}\x1b[0m"
 
 
@@ -30,8 +32,8 @@ class Lines:
 class TextTable:
     """A heading and rows of cells, each row with `notes`: lines of text that stand beneath it.
 
-    Plain text has the columns in `beneath` under their rows, and the widest others too where a table is wider than
-    the text. Columns in `wide` are
+    Plain text has the columns in `beneath` under their rows, and others too where a table is wider than the text:
+    broad ones first, then the last. Columns in `wide` are
     shown in the style `wide` alone, which has no notes and no limit of width. Columns in `code` are in the book's
     notation, which Markdown must not read as its own. Markdown and HTML show the notes as a last column, `layout`.
     """
@@ -122,13 +124,14 @@ def _wrapped(line: str, indent: str, width: int) -> str:
 
 
 def _fitted(table: TextTable, width: int) -> str:
-    """Return the table in at most `width` columns: the widest ones stand beneath their rows where it is wider."""
+    """Return the table in at most `width` columns: broad ones, then the last, stand beneath their rows if need be."""
     beneath = list(table.beneath)
     columns = [i for i in range(len(table.headers)) if i not in table.beneath]
     while len(columns) > 2 and _width(table, columns) > width:
         widest = max(columns[1:], key=lambda i: (_column_width(table, i), i))
-        columns.remove(widest)
-        beneath.append(widest)
+        moved = widest if _column_width(table, widest) > _BROAD else columns[-1]
+        columns.remove(moved)
+        beneath.append(moved)
     lines = _table(_of_columns(table, columns), "table").splitlines()
     notes = [_notes(table, number, sorted(beneath), width) for number in range(len(table.rows))]
     if not any(notes):
@@ -143,7 +146,7 @@ def _notes(table: TextTable, number: int, columns: Sequence[int], width: int) ->
     cells = [("" if i == first_code else table.headers[i], table.rows[number][i]) for i in columns]
     said = "; ".join(f"{header}: {cell}" if header else cell for header, cell in cells if cell)
     texts = [said, *(table.notes[number] if table.notes else ())]
-    return [_wrapped(text, "    ", width) for text in texts if text]
+    return [_wrapped(text, " " * 6, width) for text in texts if text]
 
 
 def _column_width(table: TextTable, column: int) -> int:
@@ -154,18 +157,20 @@ def _width(table: TextTable, columns: Sequence[int]) -> int:
     return sum(_column_width(table, i) for i in columns) + _GAP * (len(columns) - 1)
 
 
-def _table(block: TextTable, style: str) -> str:
+def _table(table: TextTable, style: str) -> str:
     from tabulate import tabulate  # loaded only when a table is printed
 
-    markdown = style == "markdown"
-    rows = [[_cell(cell, markdown, i in block.code) for i, cell in enumerate(row)] for row in block.rows]
-    return tabulate(
-        rows,
-        headers=[_cell(header, markdown, False) for header in block.headers],
-        tablefmt={"markdown": "pipe", "html": "html"}.get(style, "simple"),
-        disable_numparse=True,
-        colalign=[_alignment(block.rows, i) for i in range(len(block.headers))],
-    )
+    markdown, aligned = style == "markdown", [_alignment(table.rows, i) for i in range(len(table.headers))]
+    headers = [_cell(header, markdown, False) for header in table.headers]
+    rows = [[_cell(cell, markdown, i in table.code) for i, cell in enumerate(row)] for row in table.rows]
+    if style in ("markdown", "html"):
+        tablefmt = {"markdown": "pipe", "html": "html"}[style]
+        return tabulate(rows, headers=headers, tablefmt=tablefmt, disable_numparse=True, colalign=aligned)
+    # as rows, for headers are given two columns more than they need
+    text = tabulate([headers, *rows], tablefmt="plain", disable_numparse=True, colalign=aligned)
+    header, *lines = text.splitlines()
+    rule = (" " * _GAP).join("-" * _column_width(table, i) for i in range(len(headers)))
+    return "\n".join(line.rstrip() for line in (header, rule, *lines))
 
 
 def _cell(text: str, markdown: bool, code: bool) -> str:

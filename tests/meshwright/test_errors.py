@@ -30,7 +30,7 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 USAGE = {
-    "": "Missing command; see 'meshwright --help'",
+    "--format json": "No such option: --format",
     "plan": "Missing argument 'MODEL'; see 'meshwright plan --help'",
     "roofline llama-3.1-8b": "Missing option '--slice'; see 'meshwright roofline --help'",
     "price llama-3.1-8b --slice v5e:2x2": "Missing option '--layout'; see 'meshwright price --help'",

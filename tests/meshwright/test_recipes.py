@@ -185,7 +185,7 @@ def test_a_new_program_joins_the_search(tmp_path: Path) -> None:
     text = (ROOT / "strategies/README.md").read_text("utf-8").partition("## Your own program")[2]
     (program,) = re.findall(r"```layout\n(.*?)```", text, re.DOTALL)
     copy = applied("program", tmp_path, {"strategies/programs/gathered.layout": program})
-    plan = plan_of(copy, "--batch", "2", "--devices-only-whole-axes", "--slice", "v5e:2x2", "--fix", "mlp=X:D*+B,Y:F")
+    plan = plan_of(copy, "--batch", "2", "--cuts", "none", "--slice", "v5e:2x2", "--fix", "mlp=X:D*+B,Y:F")
     assert programs_of(plan)["mlp"] == "mlp-gathered"
 
 

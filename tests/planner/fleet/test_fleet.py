@@ -473,7 +473,7 @@ def test_a_chip_file_is_in_the_quota(tmp_path: Path) -> None:
 
 def test_the_report_has_the_figures(small: PlanFile) -> None:
     """Servers with counts and rates, chips of the quota, seconds, the objective and its proof."""
-    text = render(report(small), "table")
+    text = render(report(small), "wide")
     fleet_ = of(small)
     used = fleet_.quota[0].used
     assert f"chips: {used} ({used} of 8 v5e)" in text
@@ -489,7 +489,7 @@ def test_the_report_of_an_unproved_fleet_says_so(small: PlanFile) -> None:
     """Bound and gap, and what ended the solver."""
     proof = msgspec.structs.replace(of(small).proof, status="feasible", bound=4.0, gap=0.2, seconds=2.0)
     late = msgspec.structs.replace(small, fleet=msgspec.structs.replace(of(small), proof=proof))
-    text = render(report(late), "table")
+    text = render(report(late), "wide")
     assert (
         "not proved least: cp-sat was ended by --solver-seconds 2; no fleet of these servers takes less than 4" in text
     )

@@ -118,7 +118,7 @@ def test_an_order_in_which_a_component_keeps_no_prefix_is_refused() -> None:
         Assigned(vocab, vocab.bodies[0], ("X", "-")),
     )
     layout = bruteforce.make_layout(problem.slice_, mesh, ("D", "D"), (1, 0), assigned)
-    with pytest.raises(LayoutError, match=r"needs the residual as R\[B, D_YX\], others as R\[B, D_XY\]|D_XY\], others"):
+    with pytest.raises(LayoutError, match=r"needs the residual as R\[B, D_ba\], others as R\[B, D_ab\]|D_ab\], others"):
         programs(layout)
     assert choices
     assert model

@@ -107,7 +107,7 @@ def dense_mlp(name: str, gated: bool) -> tuple[Problem, Model, Component]:
 def _mlp_plan(name: str, gated: bool, roles: tuple[str, ...], residual: tuple[str, ...]) -> Plan:
     problem, model, mlp = dense_mlp(name, gated)
     mesh = mesh_of(problem.slice_, [(Piece(axis=i, stride=1, size=n),) for i, n in enumerate(problem.slice_.dims)])
-    layout = lay_out(mesh, residual, [Assigned(mlp, mlp.body("mlp"), roles)], "XYZ")
+    layout = lay_out(mesh, residual, [Assigned(mlp, mlp.body("mlp"), roles)], "abc")
     return price_layout(layout, problem.slice_, model, problem.work, BATCH, BATCH, problem.fast)
 
 
