@@ -26,6 +26,10 @@ from planner.plan.planfile import encode, read_object, read_plan
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from executor.verdict import Report
+    from mesh.chips import Chip
+    from strategies.notation import Program
+
 
 @dataclass(frozen=True)
 class Text:
@@ -253,8 +257,10 @@ def answer_of(value: Any, kind: type[Any]) -> Any:
     return kind(**fields)
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path) -> Plans | Fits | Sensitivity | Validation | Report | Chip | tuple[Program, ...]:
     """Read any file that meshwright wrote; its `schema`, or its suffix, says what it holds.
+
+    `isinstance` tells a type checker which of them it is.
 
     Plan files (also of serving, fleets and frontiers), and what `fits`, `sensitivity`, `validate` and `verify` write;
     a chip file (`.toml`) as `Chip`; programs (`.layout`). Raises `InputError` where it is none of these.
@@ -275,7 +281,8 @@ def load(path: str | Path) -> Any:
         raise InputError(
             f"'{path}' has schema {value.get('schema')!r}; expected one of {known}, a chip file or .layout"
         )
-    return READERS[kind](path, value)
+    answer: Plans | Fits | Sensitivity | Validation | Report = READERS[kind](path, value)
+    return answer
 
 
 def _plans(path: Path, _: Mapping[str, Any]) -> Plans:

@@ -41,6 +41,9 @@ OUTPUTS = {
 }
 NOT_RUN = {"calibrate"}  # it measures this machine, for a minute
 
+SLOW = {("validate", 80), ("verify", 80), ("sensitivity", 80), ("fleet", 80)}
+"""Commands that take a second or more, which the default run looks at once."""
+
 
 @pytest.fixture(scope="module")
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,8 +56,15 @@ def test_every_command_is_looked_at() -> None:
     assert set(OUTPUTS) | NOT_RUN == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", [command for commands in OUTPUTS.values() for command in commands])
-@pytest.mark.parametrize("width", [100, 80])
+@pytest.mark.parametrize(
+    ("command", "width"),
+    [
+        pytest.param(command, width, marks=pytest.mark.slow if (name, width) in SLOW else [])
+        for name, commands in OUTPUTS.items()
+        for command in commands
+        for width in (100, 80)
+    ],
+)
 def test_no_output_is_wider_than_the_terminal(
     command: str, width: int, plan_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
