@@ -1,4 +1,4 @@
-"""How long a program takes on the devices that it runs on."""
+"""Timing: the seconds that a program takes on the devices that it runs on."""
 
 from __future__ import annotations
 

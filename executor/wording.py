@@ -1,4 +1,4 @@
-"""How numbers and errors are worded in findings and notes."""
+"""Texts of numbers and errors in findings and notes."""
 
 from __future__ import annotations
 

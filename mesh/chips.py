@@ -30,7 +30,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What programs reach: shares of the data sheet's HBM bytes/s, FLOP/s, link bytes/s and hop latency.
+    """The shares of the data sheet's HBM bytes/s, FLOP/s, link bytes/s and hop latency that programs reach.
 
     A collective takes its hops and `launch_s` per phase, one torus axis after the other.
     """
@@ -140,7 +140,7 @@ def load_chip(name: str, path: Path | str | None = None) -> Chip:
 
 
 def closest(word: str, known: tuple[str, ...]) -> str:
-    """What to suggest for a word that is not known: the closest few, or all.
+    """Return the known words that are closest to one that is not known: a few, or all.
 
     >>> closest("v5", ("v4", "v5e", "v5p", "h100"))
     'v5p, v5e, v4'

@@ -29,7 +29,7 @@ from mesh.slices import Slice
 
 
 class Seconds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one collective takes; the two terms overlap, so the longer one counts."""
+    """The seconds of one collective, by bandwidth and by hops; the two overlap, so the longer one counts."""
 
     bandwidth_s: float
     latency_s: float

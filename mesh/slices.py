@@ -41,17 +41,17 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chips(self) -> int:
-        """How many chips."""
+        """Return the number of chips."""
         return math.prod(self.dims)
 
     @property
     def devices(self) -> int:
-        """How many JAX devices: chips, or twice as many where a chip shows two."""
+        """Return the number of JAX devices: chips, or twice as many where a chip shows two."""
         return self.chips * self.chip.devices_per_chip
 
     @property
     def hosts(self) -> int:
-        """How many hosts."""
+        """Return the number of hosts."""
         return math.ceil(self.chips / self.chips_per_host)
 
     @property
@@ -88,7 +88,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reduces_whole(self) -> bool:
-        """Whether the compiler does a ReduceScatter over all devices as an AllReduce, of which each keeps its shard.
+        """Return whether the compiler does a ReduceScatter over all devices as an AllReduce and a slice.
 
         >>> [name for name in ("v5e:2x4", "v5e:4x4", "v5p:2x2x1", "v5p:2x2x2") if parse_slice(name).reduces_whole]
         ['v5e:4x4', 'v5p:2x2x2']

@@ -1,4 +1,4 @@
-"""Answers as values that a caller holds: they print as tables, explain themselves, and save themselves.
+"""The answers of the public functions, as values that print as tables, explain themselves and save themselves.
 
 Each is the answer of the planner (or a report of `verify`) with methods: all fields are as in the file, and `load`
 reads any of these files back.
@@ -26,6 +26,10 @@ from planner.plan.planfile import encode, read_object, read_plan
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from executor.verdict import Report
+    from mesh.chips import Chip
+    from strategies.notation import Program
+
 
 @dataclass(frozen=True)
 class Text:
@@ -42,17 +46,17 @@ class Text:
         return render(self.blocks, "html")
 
     def markdown(self) -> str:
-        """The text as Markdown."""
+        """Return the text as Markdown."""
         return render(self.blocks, "markdown")
 
 
 class Answer:
-    """What every answer can do."""
+    """The methods that every answer has: a report, a file, rows, and a DataFrame."""
 
     __slots__ = ()
 
     def report(self) -> Text:
-        """The whole report, as the command prints it."""
+        """Return the whole report, as the command prints it at 100 columns."""
         return Text(self._blocks())
 
     def save(self, path: str | Path) -> Path:
@@ -61,11 +65,11 @@ class Answer:
         return Path(path)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping of plain values per line of the answer; seconds, bytes, tokens per second."""
+        """Return one mapping of plain values per line of the answer, in seconds, bytes and tokens per second."""
         raise NotImplementedError
 
     def to_dataframe(self) -> DataFrame:
-        """The rows as a pandas DataFrame. Raises `ImportError` where pandas is not installed."""
+        """Return the rows as a pandas DataFrame. Raises `ImportError` where pandas is not installed."""
         from pandas import DataFrame
 
         return DataFrame(self.rows())
@@ -81,11 +85,11 @@ class Plan(Answer, planner.plan.plan.Plan, frozen=True, kw_only=True):
     """One layout of one model on one slice, with what it costs and why. `specs` are its sharding specs."""
 
     def explain(self) -> Text:
-        """Every step in the book's notation with sizes, bytes, time and bound; and its memory, specs and constants."""
+        """Return every step in the book's notation with sizes, bytes, time and bound; then memory and specs."""
         return self.report()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per step of the bound program, on one device."""
+        """Return one mapping per step of the bound program, on one device, in seconds, FLOPs and bytes."""
         return [
             {name: getattr(step, name) for name in step.__struct_fields__ if name != "comms"}
             for step in self.cost.steps
@@ -111,7 +115,7 @@ class Plans(Answer, planner.plan.planfile.PlanFile, frozen=True, kw_only=True, o
 
     @property
     def best(self) -> Plan:
-        """The first plan."""
+        """Return the best plan, which is the first."""
         return self.plans[0]
 
     def __len__(self) -> int:
@@ -124,7 +128,7 @@ class Plans(Answer, planner.plan.planfile.PlanFile, frozen=True, kw_only=True, o
         return self.plans[number]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per plan: where, how much at once, its layout, seconds, tokens per second, bytes per device."""
+        """Return one mapping per plan: slice, batch, layout, seconds, tokens per second, bytes per device."""
         return [_row(number, plan) for number, plan in enumerate(self.plans, 1)]
 
     def _blocks(self) -> Sequence[Block]:
@@ -172,10 +176,10 @@ def _row(number: int, plan: planner.plan.plan.Plan) -> dict[str, Any]:
 
 
 class Fits(Answer, planner.fits.fits.Fits, frozen=True, kw_only=True):
-    """The largest batch and the largest context of each slice."""
+    """The answer of `fits`: the largest batch and the largest context of each slice."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per slice."""
+        """Return one mapping per slice."""
         return [
             {
                 "slice": row.slice,
@@ -200,10 +204,10 @@ class Fits(Answer, planner.fits.fits.Fits, frozen=True, kw_only=True):
 
 
 class Sensitivity(Answer, planner.sensitivity.types.SensitivityFile, frozen=True, kw_only=True):
-    """What a little less and more of each hardware number does to a plan's choice."""
+    """The answer of `sensitivity`: how the best layout follows from each hardware number."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per hardware number."""
+        """Return one mapping per hardware number."""
         return [
             {
                 "quantity": one.quantity,
@@ -227,10 +231,10 @@ class Sensitivity(Answer, planner.sensitivity.types.SensitivityFile, frozen=True
 
 
 class Validation(Answer, planner.validate.scores.Validation, frozen=True, kw_only=True):
-    """Predictions beside published measurements."""
+    """The answer of `validate`: predictions beside published measurements, in seconds, with their relative errors."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """One mapping per data set: its fields that are plain values."""
+        """Return one mapping per data set, of its fields that are plain values."""
         plain = (str, int, float, bool, type(None))
         return [{k: v for k, v in msgspec.structs.asdict(one).items() if isinstance(v, plain)} for one in self.sets]
 
@@ -246,15 +250,17 @@ class Validation(Answer, planner.validate.scores.Validation, frozen=True, kw_onl
 
 
 def answer_of(value: Any, kind: type[Any]) -> Any:
-    """The value as an answer of that kind: the same fields, and methods."""
+    """Return the planner's value as an answer of that kind: it has the same fields, and methods."""
     fields = {name: getattr(value, name) for name in value.__struct_fields__}
     if kind is Plans:
         fields["plans"] = tuple(answer_of(plan, Plan) for plan in value.plans)
     return kind(**fields)
 
 
-def load(path: str | Path) -> Any:
-    """Read any file of ours back: what it holds is told by its `schema`, or by its suffix.
+def load(path: str | Path) -> Plans | Fits | Sensitivity | Validation | Report | Chip | tuple[Program, ...]:
+    """Read any file that meshwright wrote; its `schema`, or its suffix, says what it holds.
+
+    `isinstance` tells a type checker which of them it is.
 
     Plan files (also of serving, fleets and frontiers), and what `fits`, `sensitivity`, `validate` and `verify` write;
     a chip file (`.toml`) as `Chip`; programs (`.layout`). Raises `InputError` where it is none of these.
@@ -275,7 +281,8 @@ def load(path: str | Path) -> Any:
         raise InputError(
             f"'{path}' has schema {value.get('schema')!r}; expected one of {known}, a chip file or .layout"
         )
-    return READERS[kind](path, value)
+    answer: Plans | Fits | Sensitivity | Validation | Report = READERS[kind](path, value)
+    return answer
 
 
 def _plans(path: Path, _: Mapping[str, Any]) -> Plans:

@@ -1,4 +1,4 @@
-"""The functions of `import meshwright`: those of the planner, whose answers are values with methods (`answers`)."""
+"""The functions of `import meshwright`: they call the planner's, and give answers with methods (see `answers`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = TypeVar("Kind", bound=answers.Answer)
 
 
 def _answering(run: Callable[P, Any], kind: type[Kind]) -> Callable[P, Kind]:
-    """The function with its answer as a value of that kind."""
+    """Wrap a function of the planner so that its answer is a value of that kind."""
 
     @wraps(run)
     def asked(*args: P.args, **kwargs: P.kwargs) -> Kind:

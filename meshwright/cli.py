@@ -1,4 +1,4 @@
-"""The `meshwright` command: which commands there are, and what becomes of what they return or raise."""
+"""The `meshwright` command: it finds the command that is asked for, runs it, and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from meshwright.exits import BAD_INPUT, BROKEN_PIPE, BUG, INTERRUPTED
 COMMANDS = {
     "models": "meshwright.commands.info",
     "chips": "meshwright.commands.info",
+    "glossary": "meshwright.commands.glossary",
     "schema": "meshwright.commands.info",
     "roofline": "meshwright.commands.info",
     "book": "meshwright.commands.book",
@@ -35,7 +36,7 @@ _PACKAGES = ("mesh", "strategies", "planner", "executor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The `meshwright` command: runs it and returns its exit code; an error is one line on stderr."""
+    """Run the `meshwright` command and return its exit code; an error is one line on stderr."""
     if line := shadow():
         return _complain(line, BAD_INPUT)
     try:
@@ -85,20 +86,20 @@ def _complain(message: str, code: int) -> int:
 
 
 def shadow() -> str | None:
-    """One line if `import` finds something else under the name of one of our packages."""
+    """Return one line of complaint where `import` finds something else under the name of one of our packages."""
     folder = Path(__file__).parents[1]
     for name in _PACKAGES:
-        found = _found(name)
-        if os.path.realpath(found) != os.path.realpath(folder / name / "__init__.py"):
+        origin = _found(name)
+        if os.path.realpath(origin) != os.path.realpath(folder / name / "__init__.py"):
             return (
-                f"'{found}' shadows meshwright's own package '{name}' in '{folder}'; rename it, take it off "
+                f"'{origin}' shadows meshwright's own package '{name}' in '{folder}'; rename it, take it off "
                 "PYTHONPATH, or run from another folder"
             )
     return None
 
 
 def _found(name: str) -> str:
-    """What `import name` finds: a file, or the folder where that has no `__init__.py`."""
+    """Return where `import name` looks: a file, or the folder where that has no `__init__.py`."""
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module without a spec was loaded under this name

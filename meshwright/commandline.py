@@ -1,4 +1,4 @@
-"""Commands by click, in a group that imports what it calls; and how the texts of their options are read."""
+"""Commands and options, built on click, and the functions that read the texts of options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def option(
     required: bool = False,
     read: Read | None = None,
 ) -> click.Option:
-    """An option with a value or, `many`, with all that it is given; `names`: as "-o --output", and the parameter's."""
+    """Make an option with one value or, `many`, with several; `names`: "-o --output", and the parameter."""
     spelt = next(name for name in names.split() if name.startswith("--"))
 
     def value(_: click.Context, __: click.Parameter, text: Any) -> Any:
@@ -82,22 +82,22 @@ def option(
 
 
 def _default(text: str | None) -> dict[str, Any]:
-    """As click takes it: a default of None would be one, and nothing missing."""
+    """Return the keyword `default` only where there is one: click takes None for a value."""
     return {} if text is None else {"default": text}
 
 
 def choice(names: str, known: Sequence[str], about: str, *, default: str) -> click.Option:
-    """An option whose value is one of the known words."""
+    """Make an option whose value is one of the known words."""
     return option(names, "|".join(known), about, default=default, read=lambda name, text: one_of(name, text, known))
 
 
 def flag(names: str, about: str) -> click.Option:
-    """An option without a value."""
+    """Make an option without a value."""
     return click.Option(names.split(), is_flag=True, help=about)
 
 
 class Command(click.Command):
-    """A command whose `--help` has a section of arguments; it is named by whatever is wrong in its own."""
+    """A command whose `--help` lists its arguments and groups its options, and whose errors name the option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; raises `click.UsageError`."""
@@ -159,7 +159,7 @@ _VERSION = click.Option(
 
 
 class Commands(click.Group):
-    """Commands in the modules that `homes` names, under their own names; one is imported when it is called."""
+    """The commands, each imported when it is called, from the module that `homes` names."""
 
     def __init__(self, homes: Mapping[str, str]) -> None:
         super().__init__(
@@ -175,23 +175,23 @@ class Commands(click.Group):
         self.homes = homes
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, in the order of `homes`."""
+        """Return the names of the commands, in the order of `homes`."""
         return list(self.homes)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> Command:
-        """The command of that name; ends with the closest names where there is none."""
+        """Return the command of that name; where there is none, fail with the closest names."""
         if cmd_name not in self.homes:
             from difflib import get_close_matches
 
             close = ", ".join(map(repr, get_close_matches(cmd_name, self.homes)))
             ctx.fail(f"No such command {cmd_name!r}." + (f" Did you mean {close}?" if close else ""))
-        found = getattr(import_module(self.homes[cmd_name]), cmd_name)
-        assert isinstance(found, Command)
-        return found
+        command = getattr(import_module(self.homes[cmd_name]), cmd_name)
+        assert isinstance(command, Command)
+        return command
 
 
 def wrong_usage(error: click.ClickException) -> str:
-    """What click says about wrong usage, and where to look."""
+    """Return click's message about wrong usage, and the command whose `--help` says more."""
     said = error.format_message()
     if isinstance(error, click.NoSuchOption):  # which versions of click say in words of their own
         close = f" (Possible options: {', '.join(sorted(error.possibilities))})" if error.possibilities else ""
@@ -201,7 +201,7 @@ def wrong_usage(error: click.ClickException) -> str:
 
 
 def words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """The values of an option that repeats or takes commas, in order, without repetitions.
+    """Split the texts of an option that repeats or takes commas into words, in order, each once.
 
     >>> words("--slice", ["v5e:4x4,v5e:4x8", "v5e:4x4"])
     ('v5e:4x4', 'v5e:4x8')
@@ -213,7 +213,7 @@ def words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def whole(option: str, text: str) -> int:
-    """A whole number; its range is for the caller to check.
+    """Read a whole number; the caller checks its range.
 
     >>> whole("--context", "8192")
     8192
@@ -226,7 +226,7 @@ def whole(option: str, text: str) -> int:
 
 
 def wholes(option: str, texts: Sequence[str]) -> tuple[int, ...]:
-    """Whole numbers of an option that repeats or takes commas.
+    """Read the whole numbers of an option that repeats or takes commas.
 
     >>> wholes("--batch", ["1,8", "64"])
     (1, 8, 64)
@@ -235,7 +235,7 @@ def wholes(option: str, texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def number(option: str, text: str) -> float:
-    """A number; its range is for the caller to check.
+    """Read a number; the caller checks its range.
 
     >>> number("--timing-within", "1.5")
     1.5
@@ -247,31 +247,31 @@ def number(option: str, text: str) -> float:
 
 
 def one_of(option: str, text: str, known: Sequence[str]) -> str:
-    """The text, if it is one of the known words."""
+    """Return the text if it is one of the known words; raises `InputError` otherwise."""
     if text not in known:
         raise InputError(f"{option} {text!r}: expected {', '.join(known[:-1])} or {known[-1]}")
     return text
 
 
 def fixed_roles(texts: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-    """`--fix attention=Z:B,Y:K`, repeated, as roles by component and torus axis.
+    """Read `--fix attention=Z:B,Y:K`, repeated, as roles by component and torus axis.
 
     >>> fixed_roles(["attention=Z:B,Y:K", "mlp=X:F"])
     {'attention': {'Z': 'B', 'Y': 'K'}, 'mlp': {'X': 'F'}}
     """
-    found: dict[str, dict[str, str]] = {}
+    roles: dict[str, dict[str, str]] = {}
     for text in texts:
         component, equals, axes = text.partition("=")
         if not equals or not component.strip():
             raise InputError(f"--fix {text!r}: {_FIX}")
-        of = found.setdefault(component.strip(), {})
+        axes_of = roles.setdefault(component.strip(), {})
         for part in axes.split(","):
             axis, role = _axis_and_role(part, text)
-            if of.setdefault(axis, role) != role:
+            if axes_of.setdefault(axis, role) != role:
                 raise InputError(
-                    f"--fix {text!r}: torus axis {axis} has role {of[axis]} already; expected one per axis"
+                    f"--fix {text!r}: torus axis {axis} has role {axes_of[axis]} already; expected one per axis"
                 )
-    return found
+    return roles
 
 
 _FIX = "expected COMPONENT=TORUSAXIS:ROLE,..., such as attention=Z:B,Y:K"
@@ -285,7 +285,7 @@ def _axis_and_role(part: str, text: str) -> tuple[str, str]:
 
 
 def one_slice(option: str, texts: Sequence[str]) -> str:
-    """The one slice of a command that takes no more."""
+    """Read the one slice of a command that takes no more."""
     names = words(option, texts)
     if len(names) > 1:
         raise InputError(f"{option} {','.join(names)}: expected one slice for this command")
@@ -293,7 +293,7 @@ def one_slice(option: str, texts: Sequence[str]) -> str:
 
 
 def chip_range(text: str) -> tuple[int, int | None]:
-    """The range that `--chips` says: a number, or `least..most`, of which one may be missing.
+    """Read the range of `--chips`: a number, or `least..most`, of which one may be missing.
 
     >>> chip_range("4..256"), chip_range("16"), chip_range("64..")
     ((4, 256), (16, 16), (64, None))
@@ -310,74 +310,74 @@ def chip_range(text: str) -> tuple[int, int | None]:
 
 
 def prices(texts: Sequence[str]) -> dict[str, float]:
-    """Prices of `--price-per-chip-hour`: one for every chip (under the name `*`), or `chip=price` with commas between.
+    """Read `--price-per-chip-hour`: one price for every chip (named `*`), or `chip=price` with commas between.
 
     >>> prices(["v5e=1.2,v6e=2.7"]), prices(["1.2"])
     ({'v5e': 1.2, 'v6e': 2.7}, {'*': 1.2})
     """
-    found: dict[str, float] = {}
+    by_chip: dict[str, float] = {}
     for word in (part.strip() for text in texts for part in text.split(",")):
         name, equals, price = (piece.strip() for piece in word.rpartition("="))
         if (equals and not name) or not price:
             raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}")
         key = name.lower() or "*"
-        if key in found:
+        if key in by_chip:
             raise InputError(f"--price-per-chip-hour {word!r}: a second price; {_PRICE}")
         try:
-            found[key] = float(price)
+            by_chip[key] = float(price)
         except ValueError:
             raise InputError(f"--price-per-chip-hour {word!r}: {_PRICE}") from None
-    return found
+    return by_chip
 
 
 _PRICE = "expected dollars, such as 1.2, or one for each chip, such as v5e=1.2,v6e=2.7"
 
 
 def quota(texts: Sequence[str]) -> dict[str, int]:
-    """Chips by kind, of `--quota`, which repeats or takes commas.
+    """Read the chips by kind of `--quota`, which repeats or takes commas.
 
     >>> quota(["v5e=256,V6E=64"])
     {'v5e': 256, 'v6e': 64}
     """
-    found: dict[str, int] = {}
+    by_chip: dict[str, int] = {}
     for word, name, chips in _pairs("--quota", texts, _QUOTA):
         key = name.lower()
-        if key in found:
+        if key in by_chip:
             raise InputError(f"--quota {word}: a second quota of {key}; {_QUOTA}")
-        found[key] = whole(f"--quota {name}", chips)
-    return found
+        by_chip[key] = whole(f"--quota {name}", chips)
+    return by_chip
 
 
 _QUOTA = "expected chips by kind, such as v5e=256,v6e=64"
 
 
 def traffic(texts: Sequence[str]) -> dict[str, Any]:
-    """The numbers of `--traffic`, in any order.
+    """Read the numbers of `--traffic`, in any order.
 
     >>> traffic(["requests_per_s=20,input=2000,output=300"])
     {'requests_per_s': 20.0, 'input': 2000, 'output': 300}
     """
     read = {"requests_per_s": number, "input": whole, "output": whole}
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for word, name, value in _pairs("--traffic", texts, _TRAFFIC):
-        if name not in read or name in found:
-            raise InputError(f"--traffic {word}: {'given twice' if name in found else 'not known'}; {_TRAFFIC}")
-        found[name] = read[name](f"--traffic {name}", value)
-    missing = [name for name in read if name not in found]
+        if name not in read or name in numbers:
+            raise InputError(f"--traffic {word}: {'given twice' if name in numbers else 'not known'}; {_TRAFFIC}")
+        numbers[name] = read[name](f"--traffic {name}", value)
+    missing = [name for name in read if name not in numbers]
     if missing:
         raise InputError(f"--traffic {','.join(texts)}: {', '.join(missing)} missing; {_TRAFFIC}")
-    return found
+    return numbers
 
 
 _TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
 
 
 def _pairs(option: str, texts: Sequence[str], expected: str) -> list[tuple[str, str, str]]:
-    """(word, name, value) of each `name=value`."""
-    found = []
+    """Split each `name=value` into (word, name, value)."""
+    triples = []
     for word in (part.strip() for text in texts for part in text.split(",")):
         name, equals, value = (piece.strip() for piece in word.partition("="))
         if not (name and equals and value):
             raise InputError(f"{option} {word!r}: {expected}")
-        found.append((word, name, value))
-    return found
+        triples.append((word, name, value))
+    return triples

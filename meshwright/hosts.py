@@ -1,4 +1,4 @@
-"""How a process of several finds the others, from the texts of options and from the environment."""
+"""The options of `verify` by which one of several processes finds the others, and their environment variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hosts_of(
     timeout: str = str(TIMEOUT_S),
     environ: Mapping[str, str] = os.environ,
 ) -> Hosts | None:
-    """What the texts of the options say, and the environment where they do not; None: this is the only process.
+    """Read the options, and the environment where they are silent; None: this is the only process.
 
     Without an option the environment counts only if it says everything. Raises `InputError`.
     """

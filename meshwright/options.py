@@ -1,4 +1,4 @@
-"""Options that commands share, each declared once: its name, its help, and what reads it; and what they make together.
+"""Options that commands share, each declared once with its name, its help and its reader.
 
 A parameter's name is the keyword of the function behind the command, so that what is read is handed on as it is.
 """
@@ -35,17 +35,17 @@ FORMATS = ("table", "json", "markdown")
 
 
 def counts(name: str, texts: Sequence[str]) -> tuple[int, ...] | None:
-    """Whole numbers; None where the option was not given."""
+    """Read whole numbers; None where the option was not given."""
     return wholes(name, texts) if texts else None
 
 
 def counts_or_auto(name: str, texts: Sequence[str]) -> tuple[int, ...] | str | None:
-    """As `counts`, and `auto` as that."""
+    """Read whole numbers, or the word `auto`; None where the option was not given."""
     return "auto" if list(texts) == ["auto"] else counts(name, texts)
 
 
 def above_zero(unit: str, scale: float) -> Callable[[str, str], float]:
-    """What reads a number above 0 of a unit: the value is `1 / scale` of what is typed."""
+    """Return a reader of numbers above 0 of a unit, which divides what is typed by `scale`."""
 
     def read(name: str, text: str) -> float:
         value = number(name, text)
@@ -100,7 +100,7 @@ CONSTANTS = option("--constants", "chip|data-sheet|SET", "What programs reach; S
 
 
 def target_option(target: Target) -> click.Option:
-    """The option that asks for a target."""
+    """Make the option that asks for a target."""
     unit = {"MS": "milliseconds"}.get(target.metavar, target.unit)
     read = whole if target.whole else above_zero(unit, target.scale)
     return option(f"--{target.option} {target.field}", target.metavar, target.about, read=read)
@@ -129,7 +129,7 @@ OUTPUT = option("-o --output", "FILE", "Also write the JSON to this file.")
 
 
 def format_of(*more: str, default: str = "table") -> click.Option:
-    """`--format`: the formats that all take, and more."""
+    """Make `--format`, of the formats that all commands take, and more."""
     return choice("--format style", (*FORMATS, *more), "How to print.", default=default)
 
 
@@ -140,7 +140,7 @@ def wide_or(style: str, wide: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a command that searches was asked: model and slices, and keywords of the function behind the command."""
+    """The options of a command that searches: model, slices, and the keywords of the function behind the command."""
 
     model: str
     slices: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Asked:
 
 
 def searching(*params: click.Parameter) -> Callable[[Callable[..., int]], Command]:
-    """Make a function a command that gets what it was asked as `Asked`, and the options of `own` besides by name."""
+    """Make a function a command that gets its options as `Asked`, and those that it names as parameters by name."""
 
     def made(run: Callable[..., int]) -> Command:
         own = tuple(name for name in run.__annotations__ if name not in ("asked", "return"))
@@ -167,7 +167,7 @@ def searching(*params: click.Parameter) -> Callable[[Callable[..., int]], Comman
 
 
 def asked_of(given: Mapping[str, Any]) -> Asked:
-    """The options of a command that searches; those that were not given are left out of the keywords."""
+    """Sort the options of a command that searches; options that were not given are left out of the keywords."""
     rest = {name: value for name, value in given.items() if value is not None and value != ()}
     targets = Targets(**{name: rest.pop(name) for name in LIMITS if name in rest})
     style = wide_or(rest.pop("style"), rest.pop("wide", False))

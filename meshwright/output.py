@@ -1,4 +1,4 @@
-"""What the command writes: to stdout, to a file, and progress to a terminal."""
+"""Everything that a command writes: to stdout, to a file, and progress to a terminal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_output(output: str | None) -> None:
 
 
 def as_text(blocks: Sequence[Block], style: str) -> bytes:
-    """The blocks as text, whatever characters are in them."""
+    """Return the blocks as UTF-8 text, whatever characters are in them."""
     from meshwright.reports.text import render
 
     width, bold = terminal()
@@ -88,7 +88,7 @@ def terminal() -> tuple[int, bool]:
 
 
 def show_nothing(nothing: NothingFits, style: str) -> int:
-    """What was rejected to stdout; why nothing fits, in one line, to stderr."""
+    """Print the rejections to stdout and, in one line on stderr, why nothing fits; return the exit code."""
     from meshwright.reports.nothing import as_json, blocks, line
 
     if nothing.rejected or style == "json":
@@ -97,7 +97,7 @@ def show_nothing(nothing: NothingFits, style: str) -> int:
 
 
 def say_nothing(why: str) -> int:
-    """Why nothing fits, in one line on stderr; returns the exit code."""
+    """Print why nothing fits, in one line on stderr, and return the exit code."""
     sys.stderr.write(f"meshwright: {why}\n")
     return NOTHING_FITS
 
@@ -116,7 +116,7 @@ def write(data: bytes) -> None:
 
 @contextlib.contextmanager
 def progress_line(mode: str) -> Iterator[Callable[[str], None]]:
-    """What writes progress over one line of a terminal, which is clear again afterwards."""
+    """Give a function that writes progress over one line of a terminal, and clear that line afterwards."""
     shown = mode == "auto" and sys.stderr.isatty()
 
     def say(text: str) -> None:

@@ -22,14 +22,14 @@ SCHEMAS = {
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema of the file of that name."""
+    """Return the JSON Schema of the file of that name; raises `InputError` where there is no such file."""
     if name not in SCHEMAS:
         raise InputError(f"no schema {name!r}; there are: {', '.join(SCHEMAS)}")
     return msgspec.json.schema(resolve_name(SCHEMAS[name]))
 
 
 def fields(schema: Mapping[str, Any]) -> Sequence[Block]:
-    """One line per field of the schema."""
+    """Return one row per field of the schema."""
     rows = [row for name, of in schema["$defs"].items() for row in _rows(name, of)]
     title = schema["$ref"].rsplit("/", 1)[-1]
     return [TextTable(f"Fields of the file, which is a {title}", ("object", "field", "type", "required"), rows)]

@@ -1,1 +1,1 @@
-"""Which choice is best: enumeration, pricing on arrays, the plan file, the report."""
+"""The planner: enumeration of layouts, search, the plan file, and the questions built on it."""

@@ -25,7 +25,7 @@ def in_parallel(
     workers: int | None = None,
     work: Callable[[Thing], float] | None = None,
 ) -> Iterator[Result]:
-    """What `do` makes of each thing, in order; those of the most `work` are started first (None: the last ones).
+    """Yield `do` of each thing, in order; things of the most `work` are started first (None: the last ones).
 
     An interrupt ends it: what other processes have ready still comes, without what is not, and then the interrupt.
     One process does it all where there are few things or one core, where processes cannot be forked (not on Linux),
@@ -61,7 +61,7 @@ def in_parallel(
 def meanwhile(
     do: Callable[[Thing], Result], thing: Thing, workers: int | None = None
 ) -> Iterator[Callable[[], Result]]:
-    """What `do` makes of one thing, in another process until it is called for; in this one then, if it must be."""
+    """Start `do` of one thing in another process, and give a function that waits for the result, or makes it here."""
     if _processes(workers) < 2:
         yield lambda: do(thing)
         return
@@ -70,7 +70,7 @@ def meanwhile(
 
 
 def _processes(workers: int | None) -> int:
-    """How many may run: one where more cannot be forked (not on Linux), or not safely (other threads run)."""
+    """Return how many processes may run: one where forks are impossible (not on Linux) or unsafe (threads)."""
     forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
     return (workers or len(os.sched_getaffinity(0))) if forks else 1
 

@@ -1,1 +1,1 @@
-"""What can be sharded: model shapes, the notation, programs, and their readers."""
+"""Layouts as programs: the notation, the models that are laid out, and the readers of a program."""

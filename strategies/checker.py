@@ -20,7 +20,7 @@ _TOKENS = {"decode": ("B",), "prefill": ("B", "T")}
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a program asks of sizes: dims that axes must divide, and dims that must be cut fully."""
+    """The conditions of a program on sizes: dims that axes must divide, and dims that must be cut fully."""
 
     divides: tuple[tuple[str, Axes], ...]
     whole: tuple[WholeIfCut, ...]

@@ -61,11 +61,11 @@ class Body:
         raise InputError(f"program {self.name} has no role '{role}'; it has {known}, and - for idle")
 
     def reads(self, axis: str) -> str:
-        """What the axis cuts in the body's input: D, B, T or `-`."""
+        """Return the dim of the body's input that the program axis cuts: D, B, T or `-`."""
         return _cut_by(axis, self.parts[-1].program.input)
 
     def gives(self, axis: str) -> str:
-        """What the axis does to the body's output: cuts D, B or T, leaves a partial sum (U), or `-`."""
+        """Return the program axis's part in the body's output: it cuts D, B or T, leaves a partial sum (U), or `-`."""
         output = self.parts[0].program.output
         return "U" if axis in output.partial else _cut_by(axis, output)
 
@@ -76,7 +76,7 @@ def _cut_by(axis: str, tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Component:
-    """What one layout is chosen for: its kind, the layer groups it serves, and how many layers these have."""
+    """A part of the model that one layout is chosen for: its kind, its layer groups, and how many layers these have."""
 
     name: str
     kind: str

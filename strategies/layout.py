@@ -95,7 +95,7 @@ class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cached(self) -> bool:
-        """Whether the component has a KV cache, as attention and parallel blocks have."""
+        """Return whether the component has a KV cache, as attention and parallel blocks have."""
         return self.component.startswith(("attention", "block"))
 
     def cuts_over(self, mesh: MeshAxes) -> list[tuple[str, int]]:
@@ -126,7 +126,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """What each mesh axis cuts of the residual stream: B, T, D or nothing, `-`."""
+        """Return the dim of the residual stream that each mesh axis cuts: B, T, D or nothing, `-`."""
         cut_by = {axis: dim for dim, axes in self.residual.items() for axis in axes}
         return tuple(cut_by.get(name, IDLE) for name in self.mesh.axis_names)
 
@@ -168,7 +168,7 @@ class BoundLayout:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """What each mesh axis cuts of the residual stream."""
+        """Return the dim of the residual stream that each mesh axis cuts: B, T, D or `-`."""
         return self.layout.cuts
 
     @property

@@ -59,11 +59,11 @@ class Tensor:
         return next((d.axes for d in self.dims if d.name == dim), ())
 
     def cut(self, dim: str, axes: Axes) -> Tensor:
-        """The same tensor with `dim` cut by `axes` instead."""
+        """Return the tensor with `dim` cut by `axes` instead."""
         return replace(self, dims=tuple(Dim(dim, axes) if d.name == dim else d for d in self.dims))
 
     def renamed(self, name: str) -> Tensor:
-        """The same type under another name."""
+        """Return the tensor's type under another name."""
         return replace(self, name=name)
 
     def same_type(self, other: Tensor) -> bool:
@@ -111,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a mesh axis does in a component: the weights' part and, for attention, the cache's part."""
+    """A role of a mesh axis in a component: its cut of the weights and, in attention, of the cache."""
 
     axis: str
     name: str

@@ -24,7 +24,7 @@ PAIR_BYTES = 8  # a float32 value and an int32 index
 
 
 class Scope(Protocol):
-    """What a price may ask: sizes of axes, dims and tensors, per device."""
+    """The sizes that a price depends on: of axes, dims and tensors, per device."""
 
     def ways(self, axes: Axes) -> Number:
         """Product of the axes' sizes."""
@@ -42,7 +42,7 @@ class Scope(Protocol):
         """Bytes of the tensor on one device, in the dtype of its class."""
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether the tensor is a weight or made of weights only."""
+        """Return whether the tensor is a weight or made of weights only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Comm:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one step asks of one device."""
+    """The work of one step on one device: FLOPs, HBM bytes and collectives."""
 
     flops: Number = 0.0
     hbm_bytes: Number = 0.0

@@ -200,6 +200,6 @@ def known_primitive(op: str) -> Primitive | None:
 
 
 def reads_ahead(op: str) -> bool:
-    """Whether the weights of an operation can be read while hops of collectives pass; unknown ones read none."""
+    """Return whether the weights of an operation can be read while hops of collectives pass; unknown ones read none."""
     primitive = known_primitive(op)
     return primitive is not None and primitive.reads_ahead

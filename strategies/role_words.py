@@ -42,6 +42,7 @@ MEANINGS = {
     "heads/d_model": "WQ and WO are cut by heads N, WK and WV along D",
     "d_ff": "weights of the MLP are cut along F, its width",
     "experts": "each device has some of the experts E",
+    "vocabulary": "embedding and unembedding are cut along V",
     "batch": "each device has some of the sequences B",
     "tokens": "each device has some of each prompt's tokens T",
     "KV heads": "the KV cache is cut by KV heads K",

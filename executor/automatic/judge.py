@@ -1,4 +1,4 @@
-"""What XLA's own choice of collectives comes to, against the priced ones.
+"""The judgement of automatic mode: XLA's own choice of collectives, against the priced ones.
 
 What `rewrites` does not explain is compared as bytes that each device sends, for the layers and for the vocabulary
 apart; XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
@@ -93,19 +93,19 @@ def _scopes(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Unmatched:
-    """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
+    """Priced collectives and those compiled instead: of one component over the same axes, or of all that is left."""
 
     items: tuple[Difference | Rewrite, ...]
     sizes: Sizes
 
     @cached_property
     def promised(self) -> tuple[ExpectedCollective, ...]:
-        """What was priced."""
+        """Return the priced collectives."""
         return tuple(dict.fromkeys(p for one in self.items for p in one.promised))
 
     @cached_property
     def found(self) -> tuple[Collective, ...]:
-        """What is done, or does it among others."""
+        """Return the compiled collectives, some of which may serve others, too."""
         return tuple(dict.fromkeys(c for one in self.items for c in one.found))
 
     @property
@@ -125,7 +125,7 @@ class _Unmatched:
         return p.kind == "ReduceScatter" or as_sum
 
     def note(self) -> str:
-        """What comes instead of what."""
+        """Return a line that names the compiled collectives and the priced ones that they replace."""
         wanted = "; ".join(_priced(p, self.sizes) for p in self.promised) or "nothing"
         return f"instead of {wanted} XLA does {_counted(self.found, self.sizes)}, {_mb(self.extra)}"
 
@@ -140,18 +140,18 @@ class _Unmatched:
 
     @cached_property
     def tensors(self) -> set[str]:
-        """What it is about."""
+        """Return the tensors that the collectives carry."""
         return {name for p in self.promised for name in _written(p)} | {tensor_of(c) for c in self.found}
 
     def _instead(self, c: Collective) -> str:
-        """What was priced for the tensor, or else for its component."""
+        """Return the priced collectives of the tensor, or else of its component."""
         ours = [p for p in self.promised if tensor_of(c) in _written(p)]
         ours = ours or [p for p in self.promised if _component(p) == _component_of(c)]
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
 def _joined(lots: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
-    """What is left may be well together with lots of the same tensors: a reduction over other axes in two parts."""
+    """Join what is left with groups of the same tensors: together they may be one reduction in two parts."""
     near = [lot for lot in lots if lot.tensors & rest.tensors]
     both = _Unmatched(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
     if rest.excess > 0 >= both.excess:
@@ -161,7 +161,7 @@ def _joined(lots: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
 
 @dataclass(frozen=True)
 class _Part:
-    """What came of one part of the step."""
+    """The outcome of one part of the step."""
 
     outcome: CollectiveDiff
     sizes: Sizes
@@ -173,7 +173,7 @@ class _Part:
 
     @cached_property
     def _lots(self) -> list[_Unmatched]:
-        """Those that are well by themselves, and last what is left of all."""
+        """Return the groups that match by themselves and, last, all that is left."""
         left: list[Difference | Rewrite] = [*self.outcome.differences]
         left += [r for r in self.outcome.rewrites if r not in self._kept]
         groups: dict[object, list[Difference | Rewrite]] = {}
@@ -185,7 +185,7 @@ class _Part:
         return _joined(well, _Unmatched(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
-        """What is sent too much."""
+        """Yield a finding for bytes that are sent beyond the priced ones."""
         return self._lots[-1].findings()
 
     def notes(self) -> Iterator[str]:

@@ -87,5 +87,5 @@ def automatic_engine(
 
 
 def _group(unit: RunnableComponent) -> str:
-    """Where the plan has the constraints of a component."""
+    """Return the prefix under which the plan has the constraints of a component."""
     return f"{','.join(map(str, unit.component.groups)) or 'model'}/{unit.name}"

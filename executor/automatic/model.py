@@ -164,7 +164,7 @@ class Ops:
         return self._placed(name, dims, made)
 
     def parts(self, name: str, dims: str, over: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
-        """The same, unsummed over U parts of dim `over` if the plan wants it reduced only later: `[U, ...]`."""
+        """Contract in U parts of dim `over`, unsummed, where the plan wants the sum reduced later: `[U, ...]`."""
         U = self.plain.parts(self.unit, name)
         if U == 1:
             return self.product(name, dims, a, b)[None]

@@ -43,7 +43,7 @@ _untyped: Any = lax
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What is measured: sides of matmuls; bytes of a device's stream, beyond its caches; V of collectives in bytes.
+    """The sizes that are measured: sides of matmuls; bytes of a stream beyond the caches; V of collectives in bytes.
 
     `groups`: over how many devices collectives run, besides all of them.
     """
@@ -66,7 +66,7 @@ QUICK = Effort(matmuls=(128, 256), stream_bytes=1 << 23, collectives=(1 << 12, 1
 
 
 class Calibration(Value, frozen=True, kw_only=True):
-    """What `calibrate` found. `launch_s`, of a program, is in no chip and in no price: a step has one."""
+    """The answer of `calibrate`. `launch_s`, of a program, is in no chip and in no price: a step has one."""
 
     chip: Chip
     fits: tuple[LinkFit, ...]
@@ -146,7 +146,7 @@ def matmul_s(mesh: Mesh, name: str, rows: int, side: int, launch_s: float, *, ru
 
 
 def _without(seconds: float, launch_s: float) -> float:
-    """What is left of a program's time without its launch, which is never more than half of it."""
+    """Return a program's time without its launch, which is never more than half of it."""
     return max(seconds - launch_s, seconds / 2)
 
 
@@ -238,7 +238,7 @@ def made(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
 
 
 def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
-    """What the chip file says of each measured field."""
+    """Return the source that the chip file states for each measured field."""
     found: dict[str, str] = {}
     for fit in fits:
         field, _, which = fit.name.partition(".")
@@ -255,5 +255,5 @@ def chip_file(found: Calibration) -> bytes:
 
 
 def shared(chip: Chip) -> list[str]:
-    """What must be known of devices that share a host, in a line; no line for others."""
+    """Return a line of caution for devices that share a host; no line for others."""
     return [SHARED.format(n=chip.machines[0].chips_per_host)] if chip.kind == "cpu" else []

@@ -1,1 +1,1 @@
-"""What compilers say: compiled programs, their HLO, and their collectives beside those that were priced."""
+"""Compiled programs: their memory, their HLO, and their collectives beside those that were priced."""

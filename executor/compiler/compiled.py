@@ -65,7 +65,7 @@ class Compiled:
 
     @property
     def total_bytes(self) -> int:
-        """What must be in HBM at once; outputs that reuse arguments count once."""
+        """Return the bytes that are in HBM at once; outputs that reuse arguments count once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.code_bytes
 
 
@@ -97,7 +97,7 @@ def compile_on(
 
 
 def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
-    """What a program for the slice's TPU must be compiled with, here and where it is served; `args` may be trees.
+    """Return the compiler options of a program for the slice's TPU, here and where it is served; `args` may be trees.
 
     The chip's file says what, and why. A program for host devices takes no options.
     """

@@ -1,4 +1,4 @@
-"""What a plan promises the compiler's program will move: the priced collectives, as elements."""
+"""The collectives that a plan expects of the compiled program, in elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled program does between devices, and what it copies: read from its HLO, CPU's or TPU's.
+"""The collectives and copies of a compiled program, read from its HLO, of CPU or TPU.
 
 Elements are in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
 ReduceScatter, the local array for AllReduce, the local array times the group size for AllToAll, the local shard for
@@ -123,7 +123,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def _again(at: Computation, i: Instruction) -> bool:
-    """Whether this is the middle or the end of a collective that the TPU spread over several fusions."""
+    """Return whether this is the middle or the end of a collective that the TPU spread over several fusions."""
     started = any(j.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for j in at.instructions.values())
     return "async_collective_fusion_config" in i.attributes and not started
 
@@ -269,7 +269,7 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
 
 
 def _made(module: Module, i: Instruction) -> Iterator[Shape]:
-    """What an instruction makes in memory; of a started call what it calls gives, of a started copy what comes first.
+    """Yield the arrays that an instruction makes in memory; for a started call, its callee's.
 
     The type of a started call holds its result up to libtpu 0.0.42, and none in 0.0.50.
     """

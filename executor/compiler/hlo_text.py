@@ -103,7 +103,7 @@ class Computation:
         )
 
     def origin(self, name: str) -> Instruction:
-        """What an instruction's value is a mere copy, bitcast or conversion of."""
+        """Return the instruction whose value this one merely copies, bitcasts or converts."""
         found = self.instructions[name]
         while found.opcode in _MOVES and found.operands and found.operands[0] in self.instructions:
             found = self.instructions[found.operands[0]]
@@ -119,7 +119,7 @@ class Module:
     partitions: int
 
     def runs(self) -> dict[str, int | None]:
-        """How often each computation runs per run of the program; None where a loop's trip count is unknown.
+        """Return how often each computation runs per run of the program; None where a loop's trip count is unknown.
 
         Each branch of a conditional counts as taken.
         """
@@ -225,7 +225,7 @@ def _shape(dtype: str, dims: str, layout: str) -> Shape:
 
 
 def _closing(text: str, start: int = 0) -> int:
-    """Where the bracket that opens at `start` has closed."""
+    """Return the position at which the bracket that opens at `start` closes."""
     depth = 0
     for found in re.finditer(r"[()]", text[start:]):
         depth += 1 if found[0] == "(" else -1
@@ -249,7 +249,7 @@ def _constant(at: Computation, name: str, outer: Outer) -> int | None:
 
 
 def _index(at: Computation, name: str) -> int | None:
-    """Which element of the computation's parameter an instruction is."""
+    """Return which element of the computation's parameter an instruction is."""
     found = at.origin(name)
     if found.opcode != "get-tuple-element" or at.origin(found.operands[0]).opcode != "parameter":
         return None
@@ -282,7 +282,7 @@ def parse_groups(text: str, devices: int) -> Groups:
 
 
 def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Groups:
-    """Of a mesh `'a'=2,'b'=4` whose devices have another order than 0, 1, ... if `dims`: over `'b'` or `'b':(2)2`.
+    """Return the groups of a mesh `'a'=2,'b'=4` over `'b'` or `'b':(2)2`; `dims`: its devices are in another order.
 
     `'b':(2)2` is the part of b of size 2 that has 2 parts before it.
     """

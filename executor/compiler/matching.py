@@ -87,7 +87,7 @@ class Matching:
                 yield lot
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]]:
-        """What is left on both sides, by kind and axes."""
+        """Return the unmatched runs of both sides, by kind and axes."""
         left: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
             lambda: ([], [])
         )

@@ -56,7 +56,7 @@ class CollectiveDiff:
 
     @property
     def holds(self) -> bool:
-        """Whether every collective was promised, or is a rewrite of what was."""
+        """Return whether every collective was promised, or is a rewrite of what was."""
         return not self.differences
 
 
@@ -195,7 +195,7 @@ def repeated(lots: Matching) -> None:
 
 
 def _alike(a: UnmatchedRun, b: UnmatchedRun) -> bool:
-    """Whether b does what a did, for the same operation of the program, and no more often."""
+    """Return whether b does what a did, for the same operation of the program, and no more often."""
     one, two = a.collective, b.collective
     if not one or not two or one.op_name != two.op_name or (two.runs or 0) > (one.runs or 0):
         return False
@@ -213,7 +213,7 @@ def reordered(lots: Matching) -> None:
 
 
 def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
-    """Whether a promised scatter takes, as often, what a promised AllReduce over other axes gives; by their texts."""
+    """Return whether an expected scatter takes, as often, the result of an expected AllReduce over other axes."""
     a, b = reduce.promise, scatter.promise
     if not a or not b or a.runs != b.runs or a.elements != b.elements or {*a.axes} & {*b.axes}:
         return False

@@ -1,4 +1,4 @@
-"""What levels share: their options, what they cannot run, the mesh of a host's devices, the slots of experts."""
+"""Shared parts of the levels: refusals of what they cannot run, the mesh of a host's devices, the slots of experts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _join(path: str, key: str) -> str:
 
 
 def _name(value: Any) -> str:
-    """What a list's entry is called, for the reader: a step's text, a layout's component, a constant's name."""
+    """Return a name for a list's entry: a step's text, a layout's component, a constant's name."""
     if not isinstance(value, dict):
         return ""
     name = value.get("text") or value.get("name") or value.get("component")

@@ -1,4 +1,4 @@
-"""What every level is: a function of a plan and the options of a run, which gives a verdict."""
+"""The type of a level: a function of a loaded plan and the options of a run that returns a verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from executor.verdict import Level
 
 @dataclass(frozen=True, kw_only=True)
 class LevelOptions:
-    """How a level runs. `mode`: what of the plan the compiler is told; see `executor.levels.verify.MODES`.
+    """The options of a level. `mode`: the part of the plan that the compiler is given; see `levels.verify.MODES`.
 
     `timing_within`: the factor between the measured and the priced step up to which level `timing` passes; None: the
     time is told and not judged.

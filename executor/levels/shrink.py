@@ -71,7 +71,7 @@ def _stand_in(mesh: MeshAxes) -> tuple[Slice, MeshAxes]:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a dim is cut: the least common multiple of its parts before and after, and its padded size before."""
+    """A dim's cut: the least common multiple of its parts before and after, and its padded size before."""
 
     before: int = 1
     after: int = 1

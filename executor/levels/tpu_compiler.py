@@ -35,7 +35,7 @@ NAMED = 5  # of the largest temporaries
 
 @dataclass(frozen=True)
 class Facts:
-    """What the compiler made of a plan's step, and the mesh that it was for.
+    """The compiled step of a plan, and the mesh that it was compiled for.
 
     `packed`: the same for a device with only the HBM that was promised, asked where `made` takes more.
     """
@@ -52,7 +52,7 @@ class Facts:
 
     @property
     def stored_bytes(self) -> float:
-        """What a plan says is given to its step: weights, and in decode the cache, which prefill makes."""
+        """Return the bytes of a step's arguments by the plan: weights and, in decode, the cache."""
         memory = self.plan.memory
         return memory.weights_bytes + (memory.kv_bytes if self.plan.phase == "decode" else 0.0)
 
@@ -75,7 +75,7 @@ def tpu_compiler(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
 
 
 def packed(facts: Facts) -> Facts:
-    """Where a step takes more than was promised: compiled once more, for devices with just so much HBM.
+    """Compile a step that takes more than the plan says once more, for devices with exactly so much HBM.
 
     With HBM to spare the compiler leaves gaps between buffers, up to half of all temporaries, and packs them where it
     must; what a plan promises is that its step runs in so many bytes. A compiler that cannot be told how much HBM there
@@ -156,7 +156,7 @@ def _given_bytes(plan: Plan) -> float | None:
 
 
 def _saved(facts: Facts, made: Compiled) -> bool:
-    """Whether temporaries take less than was promised, of nearly all of HBM: there the compiler reuses more."""
+    """Return whether temporaries take less than was promised, of nearly all of HBM: there the compiler reuses more."""
     memory = facts.plan.memory
     return made.total_bytes < memory.total_bytes and memory.total_bytes > FULL * memory.usable_bytes
 

@@ -81,7 +81,7 @@ def judge_of(level: str, mode: str) -> Judge:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What is verified: plan `pick` of a plan file, at which levels (None: those that run by default), in which mode.
+    """A question of `verify`: plan `pick` of a plan file, its levels (None: the default ones) and its mode.
 
     `programs`, `chip_file`: what the plan was made with. `timing_within`: the factor between measured and priced step
     up to which level `timing` passes; without, it only tells them. Raises `InputError` on nonsense.
@@ -154,7 +154,7 @@ def verify(
 
 
 def _facts(plan: Plan, chip: Chip | None, asked: Verification) -> Mapping[str, str]:
-    """What must be the same in every process that verifies a plan."""
+    """Return the facts that must be equal in every process that verifies a plan."""
     programs = [repr(dataclasses.replace(program, source="")) for program in asked.programs]
     return {
         "meshwright": VERSION,

@@ -1,4 +1,4 @@
-"""What a step knows besides its tensors: sizes, constants, and this device's place in the mesh."""
+"""The context of a step: sizes, constants, and this device's place in the mesh."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Context:
         return prod(self.axes[axis] for axis in axes)
 
     def index(self, axes: Axes) -> Array | int:
-        """Which of the shards that these axes (major first) make is here."""
+        """Return the index of this device's shard among those that these axes (major first) make."""
         index: Array | int = 0
         for axis in axes:
             index = index * self.axes[axis] + lax.axis_index(axis)

@@ -45,7 +45,7 @@ _IN_STEP = "in step: "
 
 
 def failed_step(error: BaseException) -> str | None:
-    """Which step an error of `interpret` arose in, as its note says; None where it arose in none."""
+    """Return which step an error of `interpret` arose in, as its note says; None where it arose in none."""
     return next((note for note in getattr(error, "__notes__", ()) if note.startswith(_IN_STEP)), None)
 
 
@@ -61,6 +61,6 @@ def spec(tensor: Tensor, *lead: None) -> Any:
 
 
 def results(program: Program) -> dict[str, Tensor]:
-    """What a program gives: its output and the caches that it writes, with their types."""
+    """Return a program's results: its output and the caches that it writes, with their types."""
     written = {t.name: t for step in program.steps for t in step.outputs}
     return {program.output.name: program.output} | {c: written[c] for c in program.cache if c in written}

@@ -37,7 +37,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a plan does not say: the rope base, the norms' epsilon, MoE slots over the mean (None: dropless), blocks."""
+    """Options that a plan does not state: rope base, norms' epsilon, MoE slots (None: dropless), blocks."""
 
     rope_theta: float = 10000.0
     eps: float = 1e-5

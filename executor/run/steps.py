@@ -110,7 +110,7 @@ def reduce_scatter(step: Step, context: Context, values: Values) -> Values:
 
 
 def _whole_tiles(shape: Sequence[int], dim: int, n: int) -> bool:
-    """Whether shards of a dim are whole tiles where they lie: otherwise the TPU reduces all and keeps a slice.
+    """Return whether shards of a dim are whole tiles where they lie: otherwise the TPU reduces all and keeps a slice.
 
     Behind dims of size 1 that is so as well; there it costs nothing to have the shards in front.
     """
@@ -183,7 +183,7 @@ def _each(value: Value, change: Callable[[Array], Array]) -> Value:
 
 
 def rename(step: Step, context: Context, values: Values) -> Values:
-    """The same data; what becomes a cache has the cache's dtype from here on, and so is gathered in it."""
+    """Give the data a new name; a value that becomes a cache is cast to the cache's dtype, and is gathered in it."""
     pairs = zip(values, (context.caches.get(t.name) for t in step.outputs), strict=True)
     return tuple(plain(value).astype(dtype) if dtype else value for value, dtype in pairs)
 

@@ -32,5 +32,5 @@ def book(
 
     compute = dtypes.pop("compute") or dtypes["activations"]
     chosen = Dtypes(compute=str(compute), **{name: str(dtype) for name, dtype in dtypes.items()})
-    found = closed_forms(model_of(model), named_slice(slice_, chip_file), batch=batch, context=context, dtypes=chosen)
-    show(found, lambda: reports.closed_forms(found), style)
+    forms = closed_forms(model_of(model), named_slice(slice_, chip_file), batch=batch, context=context, dtypes=chosen)
+    show(forms, lambda: reports.closed_forms(forms), style)

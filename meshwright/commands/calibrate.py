@@ -30,7 +30,7 @@ def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, ou
     check_output(output)
     try:
         with progress_line(progress) as say:
-            found = run(devices, count=count, quick=quick, progress=say)
+            calibration = run(devices, count=count, quick=quick, progress=say)
     except Unavailable as reason:
         raise InputError(f"--devices {devices}: {reason}") from None
-    finish(found, lambda: blocks(found, output), style, output, chip_file(found))
+    finish(calibration, lambda: blocks(calibration, output), style, output, chip_file(calibration))

@@ -52,10 +52,10 @@ def fits(asked: Asked) -> int:
 
     check_output(asked.output)
     with progress_line(asked.progress) as say:
-        found = run(asked.model, asked.slices, progress=say, **asked.options)
-    finish(found, lambda: report(found), asked.style, asked.output)
-    if found.interrupted:
+        answer = run(asked.model, asked.slices, progress=say, **asked.options)
+    finish(answer, lambda: report(answer), asked.style, asked.output)
+    if answer.interrupted:
         return INTERRUPTED
-    if not {"batch", "context"} <= asked.options.keys() or found.smallest is not None:
+    if not {"batch", "context"} <= asked.options.keys() or answer.smallest is not None:
         return 0
-    return say_nothing(f"{found.model}: {smallest_text(found)}")
+    return say_nothing(f"{answer.model}: {smallest_text(answer)}")

@@ -64,7 +64,7 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
 
     try:
         with progress_line(asked.progress) as say:
-            found = run(
+            plans = run(
                 asked.model,
                 commandline.quota(quota),
                 Traffic(**commandline.traffic(traffic)),
@@ -73,12 +73,12 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
             )
     except NothingFits as nothing:
         return _show_nothing(nothing, asked.style)
-    finish(found, lambda: report(found), asked.style, asked.output)
-    return INTERRUPTED if found.interrupted else 0
+    finish(plans, lambda: report(plans), asked.style, asked.output)
+    return INTERRUPTED if plans.interrupted else 0
 
 
 def _show_nothing(nothing: NothingFits, style: str) -> int:
-    """Why there is no fleet: as JSON on stdout where that was asked for, and in one line on stderr."""
+    """Say why there is no fleet: as JSON on stdout where that was asked for, and in one line on stderr."""
     from meshwright.reports.nothing import as_json
 
     if style == "json":

@@ -1,4 +1,4 @@
-"""The commands that show what there is, and that price without a search. Heavy modules load inside the functions."""
+"""The commands without a search: models, chips, roofline, price, explain, schema. Heavy modules load in functions."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def price(*, model: str, slice_: str, layout: str, wide: bool, output: str | Non
     from meshwright.reports.plan import report
     from planner import api
 
-    found = api.price(model, slice_, layout, **given)
-    finish(found, lambda: report(found), wide_or(style, wide), output)
-    return ended(found)
+    plans = api.price(model, slice_, layout, **given)
+    finish(plans, lambda: report(plans), wide_or(style, wide), output)
+    return ended(plans)
 
 
 @command(PLAN_FILE, PICK, WIDE, format_of())
@@ -150,5 +150,5 @@ def schema(*, name: str, style: str) -> None:
     """
     from meshwright import schemas
 
-    found = schemas.schema_of(name)
-    show(found, lambda: schemas.fields(found), style)
+    schema_ = schemas.schema_of(name)
+    show(schema_, lambda: schemas.fields(schema_), style)

@@ -71,15 +71,15 @@ def pareto(asked: Asked) -> int:
     suffix = _suffix(asked.output)
     try:
         with progress_line(asked.progress) as say:
-            found = run(asked.model, asked.slices, progress=say, **asked.options)
+            plans = run(asked.model, asked.slices, progress=say, **asked.options)
     except NothingFits as nothing:
         return show_nothing(nothing, "table" if asked.style == "csv" else asked.style)
-    _finish(found, asked, suffix)
-    return INTERRUPTED if found.interrupted else 0
+    _finish(plans, asked, suffix)
+    return INTERRUPTED if plans.interrupted else 0
 
 
 def _suffix(output: str | None) -> str:
-    """What to write by the file's suffix; all that would stop it is said before the search."""
+    """Return the suffix of the file to write; raises `InputError`, before the search, where it cannot be written."""
     if output is None:
         return ""
     from meshwright.reports import frontier_plot
@@ -94,12 +94,12 @@ def _suffix(output: str | None) -> str:
     return suffix
 
 
-def _finish(found: PlanFile, asked: Asked, suffix: str) -> None:
+def _finish(plans: PlanFile, asked: Asked, suffix: str) -> None:
     from meshwright.reports.frontier import as_csv, report
     from meshwright.reports.frontier_plot import plot
 
-    frontier = found.frontier
+    frontier = plans.frontier
     assert frontier is not None
     csv = as_csv(frontier).encode()
-    data = None if suffix in ("", "json") else csv if suffix == "csv" else plot(found, frontier, suffix)
-    finish(found, lambda: csv if asked.style == "csv" else report(found, frontier), asked.style, asked.output, data)
+    data = None if suffix in ("", "json") else csv if suffix == "csv" else plot(plans, frontier, suffix)
+    finish(plans, lambda: csv if asked.style == "csv" else report(plans, frontier), asked.style, asked.output, data)

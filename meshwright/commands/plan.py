@@ -117,15 +117,15 @@ def _plan(asked: Asked, rejected: bool) -> int:
 
     try:
         with progress_line(asked.progress) as say:
-            found = run(asked.model, asked.slices, progress=say, **asked.options)
+            plans = run(asked.model, asked.slices, progress=say, **asked.options)
     except NothingFits as nothing:
         return show_nothing(nothing, asked.style)
-    finish(found, lambda: report(found, rejected), asked.style, asked.output)
-    return ended(found)
+    finish(plans, lambda: report(plans, rejected), asked.style, asked.output)
+    return ended(plans)
 
 
-def ended(found: PlanFile) -> int:
-    """The exit code of an answer: 1 where none of its layouts fits."""
-    if found.interrupted:
+def ended(plans: PlanFile) -> int:
+    """Return the exit code of an answer: 1 where none of its layouts fits."""
+    if plans.interrupted:
         return INTERRUPTED
-    return 0 if any(plan.fits for plan in found.plans) else say_nothing("this layout does not fit at any batch")
+    return 0 if any(plan.fits for plan in plans.plans) else say_nothing("this layout does not fit at any batch")

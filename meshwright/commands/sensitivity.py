@@ -31,5 +31,5 @@ def sensitivity(*, file: str, progress: str, output: str | None, style: str, **g
 
     check_output(output)
     with progress_line(progress) as say:
-        found = run(file, progress=say, **given)
-    finish(found, lambda: report(found), style, output)
+        answer = run(file, progress=say, **given)
+    finish(answer, lambda: report(answer), style, output)

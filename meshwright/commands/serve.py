@@ -1,4 +1,4 @@
-"""`plan --phase serve`: what the command does with its options."""
+"""The command `plan --phase serve`: its options become a question of both phases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOKENS = ("input_tokens", "output_tokens")
 
 
 def serve(asked: Asked) -> int:
-    """Search, print and write ways to serve; returns the exit code."""
+    """Search for ways to serve, print and write them, and return the exit code."""
     from meshwright.reports.serve import report
     from planner.api import serve as run
     from planner.best.nothing import NothingFits
@@ -28,15 +28,15 @@ def serve(asked: Asked) -> int:
     options["serving"] = modes(options.get("serving", ()))
     try:
         with progress_line(asked.progress) as say:
-            found = run(asked.model, asked.slices, progress=say, **options)
+            plans = run(asked.model, asked.slices, progress=say, **options)
     except NothingFits as nothing:
         return show_nothing(nothing, asked.style)
-    finish(found, lambda: report(found), asked.style, asked.output)
-    return ended(found)
+    finish(plans, lambda: report(plans), asked.style, asked.output)
+    return ended(plans)
 
 
 def modes(serving: Sequence[str]) -> tuple[str, ...]:
-    """The ways to serve that `--serving` names.
+    """Return the ways to serve that `--serving` names.
 
     >>> modes(["batched,disaggregated"]), modes([]) == modes(["all"])
     (('batched', 'disaggregated'), True)
@@ -50,7 +50,7 @@ def modes(serving: Sequence[str]) -> tuple[str, ...]:
 
 
 def _refuse_others(options: dict[str, Any]) -> None:
-    """Take out options that belong to a phase alone; raise `InputError` where they were given."""
+    """Remove options of a single phase from the keywords; raise `InputError` where one was given."""
     fix, num_slices, context = (options.pop(name, None) for name in ("fix", "num_slices", "context"))
     for component, axes in (fix or {}).items():
         roles = ",".join(f"{axis}:{role}" for axis, role in axes.items())

@@ -39,22 +39,22 @@ def validate(
 
     folder = Path(data) if data else MEASURED
     with progress_line(progress) as say:
-        found = run(sets or None, folder, say)
-    text = _encoded(found, style)
+        validation = run(sets or None, folder, say)
+    text = _encoded(validation, style)
     if bars is not None:
-        write_whole(Path(bars), encode(error_bars(found, folder)))
+        write_whole(Path(bars), encode(error_bars(validation, folder)))
     if output is not None:
         write_whole(Path(output), text)
     if output is None or style != "svg":
         write(text)
-    return 0 if found.holds else TARGETS_MISSED
+    return 0 if validation.holds else TARGETS_MISSED
 
 
-def _encoded(found: Validation, style: str) -> bytes:
-    """The findings as text of that format."""
+def _encoded(validation: Validation, style: str) -> bytes:
+    """Return the findings as text of that format."""
     from meshwright.reports.validate import report, svg
     from planner.plan.planfile import encode
 
     if style == "svg":
-        return svg(found)
-    return encode(found) if style == "json" else as_text(report(found), style)
+        return svg(validation)
+    return encode(validation) if style == "json" else as_text(report(validation), style)

@@ -1,4 +1,4 @@
-"""The command that proves: `verify`. jax loads only when it runs."""
+"""The command `verify`, which proves a plan. jax loads only when it runs."""
 
 from __future__ import annotations
 

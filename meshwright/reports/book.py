@@ -16,7 +16,7 @@ _HEADERS = (
 
 
 def roofline(table: RooflineTable) -> Sequence[Block]:
-    """One line per batch, and every number that the lines follow from."""
+    """Return one row per batch, and every number that the rows follow from."""
     return [
         Lines("", [_roofline_title(table)]),
         TextTable("", _HEADERS, [_row(row) for row in table.rows], wide=frozenset({11})),
@@ -68,26 +68,26 @@ def _roofline_from(table: RooflineTable) -> list[str]:
     ]
 
 
-def closed_forms(found: ClosedForms) -> Sequence[Block]:
-    """One line per form, and what they all follow from."""
-    rows = [[one.name, digits(one.value), one.unit, one.function] for one in found.forms]
+def closed_forms(forms: ClosedForms) -> Sequence[Block]:
+    """Return one row per form, and the numbers that all follow from."""
+    rows = [[one.name, digits(one.value), one.unit, one.function] for one in forms.forms]
     return [
-        Lines("", [_forms_title(found)]),
+        Lines("", [_forms_title(forms)]),
         TextTable("", ("closed form", "value", "unit", "function"), rows, frozenset({3})),
-        Lines("From", _forms_from(found)),
+        Lines("From", _forms_from(forms)),
     ]
 
 
-def _forms_title(found: ClosedForms) -> str:
-    d = found.dtypes
+def _forms_title(forms: ClosedForms) -> str:
+    d = forms.dtypes
     return (
-        f"{found.model} on {found.slice}: batch {found.batch}, context {found.context}; weights {d.weights}, KV cache "
+        f"{forms.model} on {forms.slice}: batch {forms.batch}, context {forms.context}; weights {d.weights}, KV cache "
         f"{d.kv}, activations {d.activations}, compute {d.compute}; the book's limits, at the data sheet"
     )
 
 
-def _forms_from(found: ClosedForms) -> list[str]:
-    rates = f"{digits(found.flops_per_s / 1e12)} TFLOP/s, {digits(found.hbm_bytes_per_s / 1e9)} GB/s of HBM"
-    ici = found.ici_bytes_per_s
+def _forms_from(forms: ClosedForms) -> list[str]:
+    rates = f"{digits(forms.flops_per_s / 1e12)} TFLOP/s, {digits(forms.hbm_bytes_per_s / 1e9)} GB/s of HBM"
+    ici = forms.ici_bytes_per_s
     links = "no links: one chip" if ici is None else f"{digits(ici / 1e9)} GB/s of ICI along the slowest mesh axis"
     return [f"per device {rates}, {links}", "functions are those of strategies.book, where each is derived and cited"]

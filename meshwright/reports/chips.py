@@ -13,7 +13,7 @@ _TERA = 1e12
 
 
 def chips(every: Iterable[Chip]) -> Sequence[Block]:
-    """One line per chip."""
+    """Return one row per chip."""
     headers = (
         "chip", "kind", "bf16 TFLOP/s", "int8 TOP/s", "HBM GB", "usable", "HBM GB/s", "link GB/s", "devices", "slices",
         "hop us",
@@ -34,7 +34,7 @@ def _row(chip: Chip) -> list[str]:
 
 
 def chip(one: Chip) -> Sequence[Block]:
-    """One chip in full."""
+    """Return one chip in full: facts with their sources, and slices with their hosts."""
     headers = ("slice", "chips", "devices", "hosts", "wraparound", "machine type", "accelerator label")
     rows = [_slice_row(slice_) for slice_ in slices_of(one)]
     sources = dict.fromkeys(machine.source for machine in one.machines)

@@ -1,4 +1,4 @@
-"""`explain`: every step of a plan in the book's notation, with sizes, bytes and time; memory, specs, constants."""
+"""The report of `explain`: every step of a plan in the book's notation, with sizes, bytes and time; memory, specs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEGEND = (
 
 
 def explanation(plan: Plan) -> Sequence[Block]:
-    """Everything a plan says, ordered as a step runs."""
+    """Return everything that a plan says, ordered as a step runs."""
     check_plan(plan)
     return [
         Lines("", [title(plan, "")]),
@@ -64,7 +64,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def dim_sizes(plan: Plan, layout: ComponentLayout) -> dict[str, float]:
-    """Sizes of a component's dims in this plan, after padding."""
+    """Return the sizes of a component's dims in this plan, after padding."""
     work = Workload(phase=plan.phase, batches=(plan.padded_batch,), context=plan.context, dtypes=plan.dtypes)
     group = plan.model.groups[layout.groups[0]] if layout.groups else None
     sizes = layer_dims(plan.model, group, work) if group else vocab_dims(plan.model, work)
@@ -74,7 +74,7 @@ def dim_sizes(plan: Plan, layout: ComponentLayout) -> dict[str, float]:
 
 
 def on_one_device(tensor: Tensor, sizes: Mapping[str, float], ways: Mapping[str, int]) -> str:
-    """A tensor with its sizes on one device: `Q[16, 16, 128]`."""
+    """Return a tensor with its sizes on one device: `Q[16, 16, 128]`."""
     return f"{tensor.name}[{', '.join(_local(dim, sizes, ways) for dim in tensor.dims)}]"
 
 
@@ -90,8 +90,8 @@ def _local(dim: Dim, sizes: Mapping[str, float], ways: Mapping[str, int]) -> str
 def _steps(plan: Plan) -> Iterator[Block]:
     layouts = {layout.component: layout for layout in plan.layouts}
     ways = plan.mesh.sizes
-    for component, found in groupby(plan.cost.steps, key=lambda step: step.component):
-        steps, layout = tuple(found), layouts[component]
+    for component, group in groupby(plan.cost.steps, key=lambda step: step.component):
+        steps, layout = tuple(group), layouts[component]
         sizes = dim_sizes(plan, layout)
         yield TextTable(_heading(layout, steps), _STEP_HEADERS, _rows(steps, sizes, ways), code=_CODE, beneath=_CODE)
 
@@ -128,7 +128,7 @@ def _numbers(flops: float, hbm: float, comms: float, seconds: float, ici: float)
 
 
 def _subtotals(plan: Plan) -> TextTable:
-    """Per component over all its layers, in the order of their first step."""
+    """Return the milliseconds of each component over all its layers, in the order of their first step."""
     rows = []
     for component in dict.fromkeys(step.component for step in plan.cost.steps):
         steps = [step for step in plan.cost.steps if step.component == component]

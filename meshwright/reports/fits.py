@@ -10,20 +10,20 @@ from planner.numbers import gb
 from strategies.role_words import layout_words
 
 
-def report(found: Fits) -> list[Block]:
-    """Both questions as tables, then the smallest slice for the batch at the context."""
+def report(fits: Fits) -> list[Block]:
+    """Return both questions as tables, then the smallest slice for the batch at the context."""
     return [
-        Lines("", [_title(found)]),
-        _table(f"Largest batch at context {found.context}", "batch", [(s, s.batch) for s in found.slices]),
-        _table(f"Largest context at batch {found.batch}", "context", [(s, s.context) for s in found.slices]),
-        Lines("Smallest slice", [smallest_text(found)]),
+        Lines("", [_title(fits)]),
+        _table(f"Largest batch at context {fits.context}", "batch", [(s, s.batch) for s in fits.slices]),
+        _table(f"Largest context at batch {fits.batch}", "context", [(s, s.context) for s in fits.slices]),
+        Lines("Smallest slice", [smallest_text(fits)]),
     ]
 
 
-def _title(found: Fits) -> str:
-    d = found.dtypes
+def _title(fits: Fits) -> str:
+    d = fits.dtypes
     return (
-        f"{found.model}, {found.phase}; weights {d.weights}, KV cache {d.kv}, activations {d.activations}; exact, over "
+        f"{fits.model}, {fits.phase}; weights {d.weights}, KV cache {d.kv}, activations {d.activations}; exact, over "
         "every layout that `plan` searches; bytes of one that fits"
     )
 
@@ -56,7 +56,7 @@ def _row(slice_: SliceFits, of: Largest) -> list[str]:
 
 
 def _attention(of: Largest) -> str:
-    """What cuts caches: the roles of attention, or of parallel blocks."""
+    """Return the roles of attention, or of parallel blocks, in letters."""
     if of.mesh is None:
         return ""
     return "; ".join(dict.fromkeys(layout.roles_over(of.mesh) for layout in of.layouts if layout.cached))
@@ -71,18 +71,18 @@ def _attention_lines(of: Largest) -> list[str]:
 
 
 def runs_out_text(of: Largest) -> str:
-    """What ends the largest number: HBM and by what, or divisibility."""
+    """Return the reason that ends the largest number: HBM, and what fills it, or divisibility."""
     if of.runs_out in (DIVISION, NOTHING):
         return "no layout divides" if of.runs_out == DIVISION else "nothing"
     gap = of.next is not None and of.next > (of.largest or 0) + 1
     return f"HBM: {of.runs_out}" + (f" (next that runs: {of.next:,})" if gap else "")
 
 
-def smallest_text(found: Fits) -> str:
-    """The smallest of the slices on which the batch fits at the context."""
-    asked = f"batch {found.batch} at context {found.context}"
-    late = "; interrupted: others were not filled, of which a smaller one may do" if found.interrupted else ""
-    if found.smallest is None:
+def smallest_text(fits: Fits) -> str:
+    """Return the smallest of the slices on which the batch fits at the context, in words."""
+    asked = f"batch {fits.batch} at context {fits.context}"
+    late = "; interrupted: others were not filled, of which a smaller one may do" if fits.interrupted else ""
+    if fits.smallest is None:
         return f"{asked} fits on none of these slices{late}"
-    chips = next(s.chips for s in found.slices if s.slice == found.smallest)
-    return f"{asked} fits on {found.smallest} ({chips} chips){late}"
+    chips = next(s.chips for s in fits.slices if s.slice == fits.smallest)
+    return f"{asked} fits on {fits.smallest} ({chips} chips){late}"

@@ -14,7 +14,7 @@ from planner.plan.planfile import PlanFile
 
 
 def report(file: PlanFile) -> list[Block]:
-    """The whole report; the file's `fleet` must be there. Raises `RuntimeError` where it is not."""
+    """Return the whole report of a fleet. Raises `RuntimeError` where the file has no `fleet`."""
     if file.fleet is None:
         raise RuntimeError("a report of a fleet, of a plan file without one")
     fleet = file.fleet
@@ -30,7 +30,7 @@ def report(file: PlanFile) -> list[Block]:
 
 
 def title(fleet: Fleet, plan: Plan) -> str:
-    """What was asked for, in one line."""
+    """Return the question in one line."""
     t, d = fleet.traffic, plan.dtypes
     return (
         f"{plan.model.name}, {digits(t.requests_per_s)} requests/s of {t.input} tokens in and {t.output} out; weights "
@@ -43,7 +43,7 @@ def _least(fleet: Fleet) -> str:
 
 
 def servers(fleet: Fleet) -> TextTable:
-    """One line per kind of server."""
+    """Return one row per kind of server."""
     headers = [
         "plan", "role", "slice", "servers", "chips", "batch", "step ms", "req/s each", "all", "limited by",
     ]  # fmt: skip
@@ -69,7 +69,7 @@ def _server(one: FleetMember) -> list[str]:
 
 
 def layouts(fleet: Fleet, plans: Sequence[Plan]) -> TextTable:
-    """The layout that each kind of server runs."""
+    """Return the layout that each kind of server runs."""
     rows, notes = [], []
     for one in fleet.members:
         plan = plans[one.plan - 1]
@@ -82,7 +82,7 @@ def layouts(fleet: Fleet, plans: Sequence[Plan]) -> TextTable:
 
 
 def together(fleet: Fleet) -> list[str]:
-    """Rates, chips, seconds and cost of all servers."""
+    """Return the rates, chips, seconds and cost of all servers together."""
     rates = {"prefill": fleet.prefill_requests_per_s, "decode": fleet.decode_requests_per_s}
     used = ", ".join(f"{q.used} of {q.chips} {q.chip}" for q in fleet.quota)
     shares = "; ".join(
@@ -110,20 +110,20 @@ def _target(most_s: float | None) -> str:
 
 
 def proof(fleet: Fleet) -> list[str]:
-    """What is known of the objective."""
+    """Return the objective, and the proof that nothing beats it or the gap that remains."""
     p = fleet.proof
-    found = f"{p.objective:,.6g} {fleet.objective}"
+    objective = f"{p.objective:,.6g} {fleet.objective}"
     if p.status == OPTIMAL:
-        return [f"{found}: proved least of all fleets of these servers ({p.solver}, in {p.solver_s:.2f} s)"]
+        return [f"{objective}: proved least of all fleets of these servers ({p.solver}, in {p.solver_s:.2f} s)"]
     ended = "interrupted" if p.interrupted or p.seconds is None else f"ended by --solver-seconds {p.seconds:g}"
     return [
-        f"{found}: not proved least: {p.solver} was {ended}; no fleet of these servers takes less than "
+        f"{objective}: not proved least: {p.solver} was {ended}; no fleet of these servers takes less than "
         f"{p.bound:,.6g} (gap {p.gap:.2%})"
     ]
 
 
 def searched(file: PlanFile) -> str:
-    """What the searches for layouts covered."""
+    """Return how many layouts the searches covered."""
     s = file.search
     return (
         f"{s.candidates:,} layouts covered, {s.evaluations:,} programs priced, in {s.wall_s:.2f} s; layouts proved "

@@ -29,7 +29,7 @@ CSV_COLUMNS = (
 
 
 def report(file: PlanFile, frontier: Frontier) -> list[Block]:
-    """The whole report of what `pareto` found."""
+    """Return the whole report of a frontier."""
     return [
         Lines("", [f"{title(file.plans[0], '')}; frontier of {_axes(frontier)}", *targets_text(file.targets)]),
         _table(file.plans, frontier),
@@ -98,14 +98,14 @@ def _lines(file: PlanFile, frontier: Frontier) -> list[str]:
 
 
 def _estimates(plans: Sequence[Plan]) -> Iterator[str]:
-    """How those of each chip were made."""
+    """Yield, for each chip, how its estimates were made."""
     for plan in {plan.chip_name: plan for plan in reversed(plans)}.values():
         for line in (accuracy_text(plan), *constants_of(plan)):
             yield f"{plan.slice.partition(':')[0]}: {line}"
 
 
 def as_csv(frontier: Frontier) -> str:
-    """Every candidate that meets the targets, those of the frontier first with the number of their plan."""
+    """Return every candidate that meets the targets as CSV; the frontier comes first, with plan numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

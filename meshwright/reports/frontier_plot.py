@@ -33,7 +33,7 @@ def check_plot(option: str) -> None:
 
 
 def plot(file: PlanFile, frontier: Frontier, suffix: str) -> bytes:
-    """The figure in the format of the suffix; raises `InputError` without matplotlib."""
+    """Draw the figure in the format of the suffix; raises `InputError` without matplotlib."""
     check_plot(f"a plot as {suffix}")
     if suffix == "html":
         return _page(file, _figure(file, frontier, "svg").decode()).encode()
@@ -76,7 +76,7 @@ def _draw(panel: Any, file: PlanFile, frontier: Frontier) -> None:
 
 
 def _label(panel: Any, places: Sequence[tuple[float, float]], texts: Sequence[str]) -> None:
-    """Each text beside its point: the nearest place where it covers no point and no other text, with a line if far."""
+    """Set each text at the nearest place where it covers no point and no other text, with a line if that is far."""
     scale = panel.figure.dpi / 72  # pixels of a typographic point
     dots = [tuple(panel.transData.transform(place)) for place in places]
     taken = [(x - 4 * scale, y - 4 * scale, x + 4 * scale, y + 4 * scale) for x, y in dots]
@@ -99,7 +99,7 @@ def _label(panel: Any, places: Sequence[tuple[float, float]], texts: Sequence[st
 
 
 def _around(reach: float, scale: float, width: float, height: float) -> list[tuple[float, float]]:
-    """Where a text's lower left corner may lie, in pixels from its point: right above, left below, and so on."""
+    """Yield places for a text's lower left corner, in pixels from its point: right above, left below, and so on."""
     near = reach * scale
     return [(near, near), (-near - width, -near - height), (near, -near - height), (-near - width, near)]
 
@@ -114,14 +114,14 @@ def _free(box: Box, taken: Sequence[Box]) -> bool:
 
 
 def _place(point: Point, frontier: Frontier) -> tuple[float, float]:
-    """Milliseconds, and what a token takes: dollars per million, or chip-milliseconds."""
+    """Return a point's milliseconds, and the dollars per million tokens or the chip-milliseconds of a token."""
     dollars = point.dollars_per_million_tokens
     cost = dollars if COST in frontier.axes and dollars is not None else 1e3 / point.tokens_per_s_per_chip
     return point.step_s * 1e3, cost
 
 
 def _lower_left(places: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those that no earlier one is below: the frontier in the plane that is drawn."""
+    """Return the points that have none to the left and below: the frontier in the plane that is drawn."""
     line: list[tuple[float, float]] = []
     for x, y in sorted(places):
         if not line or y < line[-1][1]:
@@ -134,7 +134,7 @@ def _gid(number: int) -> str:
 
 
 def tooltip(number: int, point: Point) -> str:
-    """What a point says when it is pointed at."""
+    """Return the text that a point shows when it is pointed at."""
     dollars = point.dollars_per_million_tokens
     return "; ".join(
         [
@@ -155,7 +155,7 @@ def _with_tooltips(svg: str, frontier: Frontier) -> str:
 
 
 def _page(file: PlanFile, svg: str) -> str:
-    """A page of its own around the SVG."""
+    """Return a page of HTML around the SVG."""
     name = html.escape(f"{file.plans[0].model.name}: latency against cost")
     drawing = re.sub(r"^.*?(?=<svg)", "", svg, count=1, flags=re.DOTALL)
     return (

@@ -14,7 +14,7 @@ _COUNTS = ("layers", "N", "K", "H", "F", "E", "k")
 
 
 def models(every: Iterable[Model]) -> Sequence[Block]:
-    """One line per model."""
+    """Return one row per model."""
     headers = ("model", "params 1e9", "active", "D", "V", *_COUNTS, "attention", "max context")
     legend = (
         "D model width, V vocabulary, N query heads, K KV heads, H head dim, F MLP width, E experts, "
@@ -50,7 +50,7 @@ def _billions(count: int) -> str:
 
 
 def model(one: Model) -> Sequence[Block]:
-    """One model in full."""
+    """Return one model in full."""
     headers = ("group", *_COUNTS, "MLP", "attention", "also", "parameters per layer, 1e6")
     rows = [_group_row(number, group, one.D) for number, group in enumerate(one.groups)]
     return [Lines(one.name, _facts(one)), TextTable("Layer groups", headers, rows)]

@@ -1,4 +1,4 @@
-"""What is said where no layout fits."""
+"""The message and the tables where no layout fits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.plan.planfile import SCHEMA
 
 
 def line(nothing: NothingFits) -> str:
-    """Why, and the smallest slice that would do; nothing of slices where no layout was ruled out (serving)."""
+    """Return the reason and the smallest slice that would do; in serving, where no layout was ruled out, the reason."""
     if not nothing.rejected and nothing.smallest is None:
         return str(nothing)
     larger = f"the smallest slice of that chip on which it fits is {nothing.smallest}"
@@ -21,7 +21,7 @@ def line(nothing: NothingFits) -> str:
 
 
 def as_json(nothing: NothingFits) -> dict[str, Any]:
-    """Like a plan file, with no plans."""
+    """Return the reasons as JSON, in the form of a plan file without plans."""
     return {
         "schema": SCHEMA,
         "tool_version": VERSION,
@@ -33,5 +33,5 @@ def as_json(nothing: NothingFits) -> dict[str, Any]:
 
 
 def blocks(nothing: NothingFits) -> Sequence[Block]:
-    """The rejected groups."""
+    """Return the rejected groups of assignments."""
     return [rejected_table(nothing.rejected)]

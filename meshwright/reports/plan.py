@@ -26,7 +26,7 @@ _TITLES = {name: f"; {objective.title}" for name, objective in OBJECTIVES.items(
 
 
 def report(file: PlanFile, rejected: bool = False) -> list[Block]:
-    """The whole report of what `plan` or `price` found."""
+    """Return the whole report of `plan` or `price`; `rejected`: with what was ruled out."""
     best = file.plans[0]
     return [
         Lines("", [title(best, file.objective), *targets_text(file.targets)]),
@@ -41,7 +41,7 @@ def report(file: PlanFile, rejected: bool = False) -> list[Block]:
 
 
 def title(plan: Plan, objective: str) -> str:
-    """What was asked for, in one line."""
+    """Return the question in one line."""
     d = plan.dtypes
     held = "tokens in each cache" if plan.phase == "decode" else "tokens in each prompt"
     return (
@@ -51,7 +51,7 @@ def title(plan: Plan, objective: str) -> str:
 
 
 def targets_text(targets: Sequence[str]) -> list[str]:
-    """What every plan meets, in one line; nothing where no target was given."""
+    """Return the targets that every plan meets, in one line; nothing where none was given."""
     return [f"every plan meets {', '.join(targets)}"] if targets else []
 
 
@@ -119,29 +119,29 @@ def legend_of(plans: Sequence[Plan]) -> Lines:
 
 
 def dollars(plan: Plan, prices: Prices) -> float:
-    """What a million tokens of the plan cost."""
+    """Return the dollars that a million tokens of the plan cost; NaN where its chip has no price."""
     price = price_of(prices, plan.chip_name)
     return nan if price is None else dollars_per_million_tokens(price, plan.throughput.tokens_per_s_per_chip)
 
 
 def several(plan: Plan, text: str) -> str:
-    """What each of several slices has: `2 x v5e:16x16`."""
+    """Return the text with the number of slices, where there are several: `2 x v5e:16x16`."""
     return f"{plan.num_slices} x {text}" if plan.num_slices > 1 else text
 
 
 def bound_text(bound: str) -> str:
-    """A bound as people write it."""
+    """Return a bound as people write it: `ICI bandwidth`."""
     return BOUNDS.get(bound, bound)
 
 
 def mesh_text(plan: Plan) -> str:
-    """The mesh's axes with their sizes: `X4 Y4`."""
+    """Return the mesh's axes with their sizes: `a4 b4`."""
     sizes = plan.mesh.sizes.items()
     return " ".join(f"{name}{size}" for name, size in sizes) or "one device"
 
 
 def layout_text(plan: Plan, column: str) -> str:
-    """What the mesh axes do in attention, or in the MLP; with several kinds of it, what each does."""
+    """Return the roles of the mesh axes in attention, or in the MLP, in letters; several kinds of it are each named."""
     layouts = [layout for layout in plan.layouts if layout.component.startswith(_COLUMNS[column])]
     texts = dict.fromkeys(roles_text(layout) for layout in layouts)
     if len(texts) == 1:
@@ -150,19 +150,19 @@ def layout_text(plan: Plan, column: str) -> str:
 
 
 def roles_text(layout: ComponentLayout) -> str:
-    """The program, where its name says more than the component's, and each mesh axis's role: `X:N+K Y:D+B`."""
+    """Return each mesh axis's role, `a:N+K b:D+B`, after the program where that says more than the component."""
     plain = layout.component.startswith(layout.program)
     return assignment_text(layout) if plain else f"{layout.program} {assignment_text(layout)}"
 
 
 def assignment_text(layout: ComponentLayout) -> str:
-    """Each mesh axis's role: `X:N+K Y:D+B`."""
+    """Return each mesh axis's role: `a:N+K b:D+B`."""
     roles = (f"{axis}:{'idle' if role == '-' else role}" for axis, role in layout.assignment.items())
     return " ".join(roles) or "whole"
 
 
 def pieces_text(plan: Plan, number: int) -> str:
-    """Where in the torus a mesh axis lies, major first: `torus X 2 (stride 2) x torus Y 4`."""
+    """Return the pieces of the torus that make a mesh axis, major first: `torus X 2 (stride 2) x torus Y 4`."""
     merged: list[tuple[str, int, int]] = []
     for piece in plan.mesh.pieces[number]:
         axis, stride, size = merged[-1] if merged else ("", 0, 0)
@@ -174,7 +174,7 @@ def pieces_text(plan: Plan, number: int) -> str:
 
 
 def details(plan: Plan) -> list[str]:
-    """Where the mesh lies in the torus, what cuts the residual stream, and what was padded."""
+    """Return the mesh's place in the torus, the cut of the residual stream, the padding and the error bar."""
     axes = enumerate(plan.mesh.sizes.items())
     mesh = "; ".join(f"{name}{size} = {pieces_text(plan, number)}" for number, (name, size) in axes)
     cuts = ", ".join(f"{dim} over {''.join(axes)}" for dim, axes in plan.residual.items() if axes)
@@ -186,7 +186,7 @@ def details(plan: Plan) -> list[str]:
 
 
 def accuracy_text(plan: Plan) -> str:
-    """The estimate's error bar, and how it was found."""
+    """Return the estimate's error bar, and the measurements that it is from."""
     bar = plan.accuracy
     if bar is None:
         return (
@@ -200,7 +200,7 @@ def accuracy_text(plan: Plan) -> str:
 
 
 def runner_up(plans: Sequence[Plan]) -> int | None:
-    """The number (from 1) of the next best plan of the first one's slice and batch."""
+    """Return the number (from 1) of the next best plan of the first one's slice and batch; None where there is none."""
     best = (plans[0].slice, plans[0].batch)
     return next((n for n, plan in enumerate(plans[1:], 2) if (plan.slice, plan.batch) == best), None)
 
@@ -213,7 +213,7 @@ def _runner_up(file: PlanFile) -> list[str]:
 
 
 def why_lost(number: int, result: PlanComparison) -> list[str]:
-    """By how much, in which step most, and what would turn it."""
+    """Return by how much a plan lost, in which step most, and which change of hardware would turn it."""
     lines = [f"plan {number} is {result.margin:.2%} slower than plan 1 ({ms(result.margin_s)} ms)"]
     if result.margin_s == 0:
         lines = [f"plan {number} is as fast as plan 1; ties break on memory, then padding, then names"]
@@ -242,7 +242,7 @@ def _over_memory(file: PlanFile) -> list[str]:
 
 
 def rejected_table(rejected: Sequence[Rejected]) -> TextTable:
-    """Why assignments were ruled out, how many, and one worked example of each."""
+    """Return the reasons that ruled out assignments, with their counts and one worked example of each."""
     rows = [(r.reason, f"{r.count:,}", f"needs {r.example.need}, has {r.example.have}") for r in rejected]
     return TextTable("Rejected (assignments of roles to mesh axes)", ("reason", "count", "for example"), rows)
 
@@ -258,7 +258,7 @@ def _search(file: PlanFile) -> list[str]:
 
 
 def constants_of(best: Plan) -> list[str]:
-    """What the estimates take programs to reach, and whether that was measured."""
+    """Return the shares of the data sheet that the estimates assume, and whether they were measured."""
     reached = best.reached
     if reached is None:
         return [whose_constants(best.constants)]

@@ -16,33 +16,35 @@ _ELASTICITY = frozenset({7})
 _LEGEND = "kept ms: the step of the plan's layout; best ms: of the best layout there; fits: the plan's layout"
 
 
-def report(found: SensitivityFile) -> list[Block]:
-    """Two lines per hardware number, then what decides."""
+def report(answer: SensitivityFile) -> list[Block]:
+    """Return two rows per hardware number, then the changes of the best layout."""
     return [
-        Lines("", [_title(found), *_as_it_is(found)]),
-        TextTable("", _HEADERS, [row for one in found.quantities for row in _rows(one, found.swing)], wide=_ELASTICITY),
+        Lines("", [_title(answer), *_as_it_is(answer)]),
+        TextTable(
+            "", _HEADERS, [row for one in answer.quantities for row in _rows(one, answer.swing)], wide=_ELASTICITY
+        ),
         Lines("", [_LEGEND]),
-        Lines("What changes", list(_changes(found))),
-        Lines("What the step depends on", [_elasticities(found)]),
+        Lines("What changes", list(_changes(answer))),
+        Lines("What the step depends on", [_elasticities(answer)]),
     ]
 
 
-def _title(found: SensitivityFile) -> str:
-    d = found.dtypes
+def _title(answer: SensitivityFile) -> str:
+    d = answer.dtypes
     return (
-        f"{found.model} on {found.slice}, {found.phase} at batch {found.batch}, context {found.context}; weights "
-        f"{d.weights}, KV cache {d.kv}, activations {d.activations}, compute {d.compute}: plan {found.pick} with "
-        f"{100 * found.swing:g}% less and more of each hardware number"
+        f"{answer.model} on {answer.slice}, {answer.phase} at batch {answer.batch}, context {answer.context}; weights "
+        f"{d.weights}, KV cache {d.kv}, activations {d.activations}, compute {d.compute}: plan {answer.pick} with "
+        f"{100 * answer.swing:g}% less and more of each hardware number"
     )
 
 
-def _as_it_is(found: SensitivityFile) -> list[str]:
-    step = f"as it is the step takes {ms(found.step_s)} ms"
-    if found.best is None or found.regret is None:
+def _as_it_is(answer: SensitivityFile) -> list[str]:
+    step = f"as it is the step takes {ms(answer.step_s)} ms"
+    if answer.best is None or answer.regret is None:
         return [f"{step}, and no layout fits"]
-    if not found.changes and found.regret <= 0:
+    if not answer.changes and answer.regret <= 0:
         return [f"{step}, the best there is"]
-    return [f"{step}, {_percent(found.regret)} more than the best layout's: {_what(found.changes)}"]
+    return [f"{step}, {_percent(answer.regret)} more than the best layout's: {_what(answer.changes)}"]
 
 
 def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
@@ -60,7 +62,7 @@ def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
 
 
 def value_text(one: Sensitivity) -> str:
-    """The number as people write it: `820 GB/s`, `0.9 us`.
+    """Return the number as people write it: `820 GB/s`, `0.9 us`.
 
     FLOP/s in T, bytes in GB, seconds in us.
     """
@@ -100,20 +102,22 @@ def _words(change: Change, roles: str) -> str:
     return letters_in_words(change.component, roles)
 
 
-def _what(found: tuple[Change, ...]) -> str:
-    texts = [f"{change.component}: {_words(change, change.kept)} -> {_words(change, change.best)}" for change in found]
+def _what(changes: tuple[Change, ...]) -> str:
+    texts = [
+        f"{change.component}: {_words(change, change.kept)} -> {_words(change, change.best)}" for change in changes
+    ]
     return "; ".join(texts) or "equal roles, placed on the torus in another way"
 
 
-def _changes(found: SensitivityFile) -> Iterator[str]:
-    for one in found.quantities:
+def _changes(answer: SensitivityFile) -> Iterator[str]:
+    for one in answer.quantities:
         for outcome, sign in ((one.less, "-"), (one.more, "+")):
             if outcome.changed:
-                yield f"{one.quantity} {sign}{100 * found.swing:g}%: {_what(outcome.changes)}"
+                yield f"{one.quantity} {sign}{100 * answer.swing:g}%: {_what(outcome.changes)}"
 
 
-def _elasticities(found: SensitivityFile) -> str:
-    """The numbers by how much the step follows them."""
-    ranked = sorted(found.quantities, key=lambda one: (-abs(one.elasticity), one.quantity))
+def _elasticities(answer: SensitivityFile) -> str:
+    """Return the hardware numbers, by how much the step follows each."""
+    ranked = sorted(answer.quantities, key=lambda one: (-abs(one.elasticity), one.quantity))
     texts = [f"{one.quantity} {one.elasticity:+.2f}" for one in ranked if abs(one.elasticity) >= 0.005]
     return f"1% more of a number changes the step by so many percent: {', '.join(texts) or 'nothing'}"

@@ -38,7 +38,7 @@ _LEGEND = (
 
 
 def report(file: PlanFile) -> list[Block]:
-    """The whole report of ways to serve; nothing of a file that has none."""
+    """Return the whole report of ways to serve; nothing for a file that has none."""
     serving = file.serving
     if serving is None:
         return []
@@ -109,7 +109,7 @@ def _row(number: int, entry: ServingEntry, plans: Sequence[Plan], priced: bool) 
 
 
 def slices_text(entry: ServingEntry, prefill: Plan, decode: Plan) -> str:
-    """How many slices of which kind, and for what: `3 x v5e:4x4 prefill + 1 x v5e:2x4 decode`."""
+    """Return the numbers of slices by kind and phase: `3 x v5e:4x4 prefill + 1 x v5e:2x4 decode`."""
     if entry.transfer is None:
         return f"{entry.replicas} x {decode.slice}" if entry.replicas > 1 else decode.slice
     once = f"{entry.prefill_slices} x {prefill.slice} prefill + {entry.decode_slices} x {decode.slice} decode"
@@ -132,7 +132,7 @@ def _between(number: int, entry: ServingEntry) -> Iterator[str]:
 
 
 def transfer_text(moved: Transfer) -> str:
-    """The KV transfer in one line."""
+    """Return the KV transfer in one line."""
     what = "a cache" if moved.requests == 1 else f"{moved.requests} caches"
     return (
         f"KV transfer of {what}, {digits(moved.bytes / 1e6)} MB, over DCN: {ms(moved.seconds)} ms (sending "
@@ -142,7 +142,7 @@ def transfer_text(moved: Transfer) -> str:
 
 
 def memory_text(held: SharedHbm) -> str:
-    """How both plans share the HBM of one slice."""
+    """Return how both plans share the HBM of one slice, in one line."""
     how = {
         "shared": "weights are shared: both plans cut all of them alike",
         "copies": f"weights that the plans cut differently are kept twice: {gb(held.copied_bytes)} GB more per device",
@@ -156,7 +156,7 @@ def memory_text(held: SharedHbm) -> str:
 
 
 def proof_text(proof: Proof) -> str:
-    """What CP-SAT proved of a pair."""
+    """Return the proof of a pair that shares its weights, in one line."""
     if proof.gap:
         return f"best pair found that shares the weights at these batches: by cp-sat, gap {proof.gap:.2%} when ended"
     return "proved the best pair that shares the weights at these batches: by cp-sat"
@@ -171,7 +171,7 @@ def _move_text(move: Reshard) -> str:
 
 
 def _plan_tables(plans: Sequence[Plan]) -> Iterator[TextTable]:
-    """The plans by phase, with their numbers in the file."""
+    """Yield the plans of each phase, with their numbers in the file."""
     for phase in ("prefill", "decode"):
         numbers = [number for number, plan in enumerate(plans, 1) if plan.phase == phase]
         table = plan_table([plans[number - 1] for number in numbers])

@@ -92,7 +92,8 @@ _HEADINGS = {"markdown": "## {}\n\n", "html": "<h4>{}</h4>\n"}
 
 
 def _block(block: Block, style: str, width: int, bold: bool) -> str:
-    text = escape(block.heading) if style == "html" else _BOLD.format(block.heading) if bold else block.heading
+    text = _wrapped(block.heading, "", width) if style == "table" and block.heading else block.heading
+    text = escape(text) if style == "html" else _BOLD.format(text) if bold else text
     heading = _HEADINGS.get(style, "{}\n").format(text) if block.heading else ""
     if isinstance(block, Lines):
         return heading + _lines(block, style, width)
@@ -127,17 +128,25 @@ def _fitted(table: TextTable, width: int) -> str:
     """Return the table in at most `width` columns: broad ones, then the last, stand beneath their rows if need be."""
     beneath = list(table.beneath)
     columns = [i for i in range(len(table.headers)) if i not in table.beneath]
-    while len(columns) > 2 and _width(table, columns) > width:
+    while len(columns) > 1 and _width(table, columns) > width:
         widest = max(columns[1:], key=lambda i: (_column_width(table, i), i))
         moved = widest if _column_width(table, widest) > _BROAD else columns[-1]
         columns.remove(moved)
         beneath.append(moved)
+    if _width(table, columns) > width:
+        return "\n".join(_record(table, number, width) for number in range(len(table.rows)))
     lines = _table(_of_columns(table, columns), "table").splitlines()
     notes = [_notes(table, number, sorted(beneath), width) for number in range(len(table.rows))]
     if not any(notes):
         return "\n".join(lines)
     heads, rows = lines[:2], lines[2:]
     return "\n".join([*heads, *(line for row, below in zip(rows, notes, strict=True) for line in (row, *below))])
+
+
+def _record(table: TextTable, number: int, width: int) -> str:
+    """Return a row as running text, where not even its first column has place in a line."""
+    first, *rest = range(len(table.headers))
+    return "\n".join([_wrapped(table.rows[number][first], "", width), *_notes(table, number, rest, width)])
 
 
 def _notes(table: TextTable, number: int, columns: Sequence[int], width: int) -> list[str]:

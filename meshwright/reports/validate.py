@@ -29,14 +29,14 @@ _MARKS = {SHEET: ("x", "C7"), CHIP: ("s", "C1"), CALIBRATED: ("o", "C0")}
 _SHEET = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 
-def report(found: Validation) -> list[Block]:
-    """The whole report."""
-    return [_summary(found), *(block for one in found.sets for block in _set(one)), _verdict(found)]
+def report(validation: Validation) -> list[Block]:
+    """Return the whole report of `validate`."""
+    return [_summary(validation), *(block for one in validation.sets for block in _set(one)), _verdict(validation)]
 
 
-def _summary(found: Validation) -> TextTable:
+def _summary(validation: Validation) -> TextTable:
     headers = ("data set", "what", "points", "data sheet", "chip", "calibrated", "targets met")
-    rows = [_summary_row(one) for one in found.sets]
+    rows = [_summary_row(one) for one in validation.sets]
     return TextTable("Median and worst error of predictions, against published measurements", headers, rows)
 
 
@@ -145,15 +145,15 @@ def _target(target: Judged) -> list[str]:
     return [target.what, target.of or "all", text(target.found), text(target.at_most), "yes" if target.met else "NO"]
 
 
-def _verdict(found: Validation) -> Lines:
-    missed = [f"{one.name}: {t.what}" for one in found.sets for t in one.targets if not t.met]
-    many = sum(len(one.targets) for one in found.sets)
+def _verdict(validation: Validation) -> Lines:
+    missed = [f"{one.name}: {t.what}" for one in validation.sets for t in one.targets if not t.met]
+    many = sum(len(one.targets) for one in validation.sets)
     return Lines("", [f"targets missed: {', '.join(missed)}" if missed else f"all {many} targets are met"])
 
 
-def svg(found: Validation) -> bytes:
-    """One panel per data set of seconds, both axes logarithmic; raises `InputError` without matplotlib, loaded here."""
-    timed = [one for one in found.sets if one.unit == "s"]
+def svg(validation: Validation) -> bytes:
+    """Draw one panel per data set of seconds, on logarithmic axes; raises `InputError` without matplotlib."""
+    timed = [one for one in validation.sets if one.unit == "s"]
     if not timed:
         raise InputError(
             "--format svg: these data sets hold no seconds; expected one that does, such as llama3-70b-v5e16"

@@ -11,7 +11,7 @@ from planner.numbers import digits
 
 
 def blocks(report: Report) -> Sequence[Block]:
-    """The report as tables and lines."""
+    """Return the report as tables and lines."""
     rows = [
         (r.level, r.mode, r.status, str(r.checked), str(len(r.findings)), digits(r.seconds, 3), r.reason or "")
         for r in report.levels
@@ -38,7 +38,7 @@ def _findings(level: Level) -> Block:
 
 
 def junit(report: Report) -> bytes:
-    """The report as JUnit XML: one test case per level and mode; one that is only told counts as skipped."""
+    """Return the report as JUnit XML: one test case per level and mode; a level that judges nothing is skipped."""
     failed, unproved = (sum(r.status in them for r in report.levels) for them in ((FAILED,), (SKIPPED, TOLD)))
     suite = ElementTree.Element(
         "testsuite",

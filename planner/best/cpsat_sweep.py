@@ -47,7 +47,7 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
 
 
 def _note(found: SearchResult, priced: list[MeshSearch], batch: int) -> None:
-    """What a batch needs at the least, and which assignments need more than there is."""
+    """Note the least bytes that a batch needs, and the assignments that need more than there is."""
     for board in priced:
         for column, (wanted, _) in enumerate(board.pairs):
             if wanted == batch:

@@ -29,7 +29,7 @@ class NothingFits(MeshwrightError):
 
 
 def why_none(candidates: Sequence[Candidate], query: Query) -> str:
-    """Which target none meets, or which two no candidate meets together, and how near the nearest comes."""
+    """Return the target that no candidate meets, or the two that none meets together, and the nearest."""
     targets = [target for target, _ in query.targets.given()]
     misses = [set(query.targets.missed(c)) for c in candidates]
     for count in range(1, len(targets) + 1):
@@ -42,7 +42,7 @@ def why_none(candidates: Sequence[Candidate], query: Query) -> str:
 def _sentence(
     some: Sequence[Target], candidates: Sequence[Candidate], misses: Sequence[set[Target]], targets: Targets
 ) -> str:
-    """Of the last of these targets: how near those come that meet the others."""
+    """Return how near the candidates that meet the other targets come to the last of these."""
     *others, last = some
     near = [c for c, miss in zip(candidates, misses, strict=True) if not set(others) & miss]
     best = min(near, key=lambda c: (last.short_of(c), c.slice_.chips, c.slice_.name, c.choice.batch))

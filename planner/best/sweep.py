@@ -20,7 +20,7 @@ from planner.search.search import search
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was found by slice name, and the best candidate of every slice and batch that has one.
+    """The search results by slice name, and the best candidate of every slice and batch that has one.
 
     `solver`: what CP-SAT proved, where it chose; None: the search was exhaustive. `interrupted`: not all was searched.
     """
@@ -31,7 +31,7 @@ class Sweep:
     interrupted: bool = False
 
     def covered(self, started: float, searched: float, again: SearchResult | None = None) -> Search:
-        """What was searched, as the plan file says it.
+        """Return the coverage of the search, as the plan file states it.
 
         `started`, `searched`: `time.perf_counter()` at the start and when the search was over; `again`: a second
         search, for the runners-up.
@@ -48,7 +48,7 @@ def covered(
     searched: float | None = None,
     again: SearchResult | None = None,
 ) -> Search:
-    """What searches covered, as the plan file says it; without `searched` no evaluations per second are said."""
+    """Return the coverage of several searches; without `searched` no evaluations per second are stated."""
     found = tuple(found)
     evaluations = sum(one.evaluations for one in found)
     return Search(

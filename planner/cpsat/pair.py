@@ -225,7 +225,7 @@ class _PairSearch:
         return self.best
 
     def proof(self) -> Proof:
-        """What is proved of the best pair."""
+        """Return the proof of the best pair."""
         assert self.best is not None
         cost_s = self.best.cost_s
         bound_s = min(self.bound_s, cost_s)

@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """What one phase does: its block, the rows' places in the block, and its order of the mesh axes."""
+    """The variables of one phase: its block, the rows' places in the block, and its order of the mesh axes."""
 
     block: PhaseBlock
     rows: tuple[int, ...]
@@ -182,7 +182,7 @@ class PairModel:
         return found
 
     def least_bytes(self, cost: float) -> None:
-        """Of the pairs that cost no more than an optimum (a whole number), now that which needs the least memory."""
+        """Minimise memory among the pairs that cost no more than an optimum (a whole number)."""
         self.model.add(self.cost <= round(cost))
         self.model.minimize(self.total)
 

@@ -188,7 +188,7 @@ def by_place(mesh: Mesh) -> list[int]:
 
 
 def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
-    """Which sets of mesh axes are prefixes, dim by dim, of the axes that cut it in this order."""
+    """Return which sets of mesh axes are prefixes, dim by dim, of the axes that cut it in this order."""
     allowed = {0}
     for dim in sorted(set(cut)):
         if dim != CODES.index("-"):
@@ -201,7 +201,7 @@ def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _cuts_sequence(stored: Stored) -> bool:
-    """Whether a cache is cut over S: a prefill keeps positions in zigzag order, a decode striped; never alike."""
+    """Return whether a cache is cut over S: prefill keeps positions in zigzag order, decode striped; never alike."""
     return any(not shape and bool(cuts[-1]) for _, shape, cuts in stored)
 
 

@@ -56,7 +56,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """How many options there are."""
+        """Return the number of options."""
         return sum(len(o.row) for o in self.options)
 
     def choice(self, rows: Sequence[int]) -> Choice:
@@ -208,7 +208,7 @@ def all_rows(board: MeshSearch, column: int) -> Rows:
 
 
 def rows_on_boundaries(board: MeshSearch, column: int) -> Rows:
-    """Those that no other row of their face beats, in both sums of seconds, stored bytes and working set.
+    """Return the rows that no other row of their boundary beats in both sums of seconds, stored bytes and working set.
 
     Rows of one face pay the same glue in every state, so the other is no slower in any.
     """

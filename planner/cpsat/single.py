@@ -200,7 +200,7 @@ def _most_bytes(blocks: Sequence[Block], usable: float) -> float:
 
 
 def _first_of_ties(boards: Sequence[MeshSearch], reduced: Reduced, best: Choice) -> Choice:
-    """Of the layouts that take as long as the best (to 12 digits) the first by `order_key`, among all rows."""
+    """Return the first by `order_key` of the layouts that take as long as the best (to 12 digits), among all rows."""
     limit_s = best.step_s * (1 + 1e-12)
     blocks = []
     for block in reduced.blocks:

@@ -52,7 +52,7 @@ def scale_of(value: float, terms: int = 1) -> Scale:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a solver ended: its status, the objective and its bound (whole numbers), and where values are looked up."""
+    """The end of a solver's run: status, objective and bound (whole numbers), and the values of its variables."""
 
     status: str
     objective: float
@@ -64,7 +64,7 @@ class Ended:
 
     @property
     def found(self) -> bool:
-        """Whether there is a solution."""
+        """Return whether there is a solution."""
         return self.status in (OPTIMAL, FEASIBLE)
 
     def chosen(self, literals: list[cp_model.IntVar]) -> int:

@@ -1,4 +1,4 @@
-"""How a component's rows store their weights and caches, before an order of the mesh axes is chosen.
+"""The storage of weights and caches in a component's rows, before an order of the mesh axes is chosen.
 
 A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) puts together runs of program
 axes; the mesh axes that play a run's axes are sorted: those that cut the residual in the run's dim first, then by the
@@ -115,7 +115,7 @@ def weights_of(joined: ComponentRows, rates: Rates, fast: Speeds, batches: Ints,
 
 
 def unordered(stored: Stored) -> Stored:
-    """What is left of a spec if the order of axes within a dim counts for nothing."""
+    """Return a spec without the order of axes within a dim."""
     return tuple(
         (name, shape, tuple((tuple(sorted(axis for group in cut for axis in group)),) for cut in cuts))
         for name, shape, cuts in stored

@@ -59,7 +59,7 @@ class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `fits` finds: slices by chips, and the smallest on which `batch` fits at `context`.
+    """The answer of `fits`: slices by chips, and the smallest on which `batch` fits at `context`.
 
     `interrupted`: before all slices were filled.
     """

@@ -1,4 +1,4 @@
-"""What a fleet is asked for: a quota of chips, a traffic, and what every search is asked."""
+"""The question of `fleet`: a quota of chips, a traffic, and the query of every search."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def fleet_query(
     traffic: Traffic | Mapping[str, float],
     options: Mapping[str, Any],
 ) -> FleetQuery:
-    """What a caller's words ask for; `options`: see `planner.api.FleetOptions`. Raises `InputError` on bad input."""
+    """Build the question from a caller's words; `options`: `FleetOptions`. Raises `InputError` on bad input."""
     rest = dict(options)
     names = {name.strip().lower(): chips for name, chips in quota.items()}
     constants, chip_file = rest.pop("constants", "chip"), rest.pop("chip_file", None)

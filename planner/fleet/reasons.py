@@ -49,7 +49,7 @@ def _ms(seconds: float) -> str:
 
 
 def _fits_nowhere(asked: FleetQuery, offers: ServerOptions, role: str) -> str:
-    """Which slice came closest to hold one batch of the role, and by how much it failed."""
+    """Return the slice that came closest to hold one batch of the role, and by how much it failed."""
     closest = []
     for slice_ in asked.query.slices:
         least = offers.found[f"{slice_.name} {role}"].least_bytes

@@ -135,7 +135,7 @@ def _add(asked: FleetQuery, query: Query, found: SearchResult, problem: Problem,
 
 
 def front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Of one slice's candidates those that no other one beats in both seconds of a step and sequences per second."""
+    """Return one slice's candidates that no other beats in both seconds of a step and sequences per second."""
     in_order = sorted(candidates, key=lambda c: (c.choice.step_s, -c.choice.batch))
     return undominated(in_order, lambda c: (c.choice.step_s, -c.tokens_per_s))
 

@@ -1,4 +1,4 @@
-"""How many servers of which kind: whole numbers that serve the traffic at least cost, proved by CP-SAT (ortools).
+"""The integer program of a fleet: numbers of servers that serve the traffic at least cost, proved by CP-SAT.
 
 The solver knows integers only. A rate is rounded down and the demand up, to 2^-40 of the demand, so an answer never
 promises too much; a fleet that would serve the demand with less than that to spare is missed. Costs are exact where
@@ -44,7 +44,7 @@ _LINEARIZATION = 2
 
 @dataclass(frozen=True)
 class FleetSolution:
-    """How many of each server, in the order of the problem's, and the proof.
+    """The number of each server, in the problem's order, and the proof.
 
     `counts` is None where the demand cannot be served, or where nothing was found before `ended`, a time limit or an
     interrupt, ended the search.
@@ -169,7 +169,7 @@ class FleetModel:
         return found
 
     def break_ties(self, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the fleets of least cost that with the fewest chips, then servers, then the least sum of steps."""
+        """Return the fleet of least cost with the fewest chips, then servers, then the least sum of steps."""
         weights: Sequence[int] = self.whole.costs
         servers = self.problem.servers
         for following in ([s.chips for s in servers], [1] * len(servers), [ceil(s.step_s * 1e9) for s in servers]):
@@ -197,7 +197,7 @@ def chips_used(problem: FleetProblem, counts: Sequence[cp_model.IntVar], chip: s
 
 
 def add_excluded(model: cp_model.CpModel, problem: FleetProblem, counts: Sequence[cp_model.IntVar]) -> None:
-    """Of no barred pair both are used."""
+    """Forbid the use of both servers of an excluded pair."""
     used: dict[int, cp_model.IntVar] = {}
     for i in sorted({i for pair in problem.barred for i in pair}):
         used[i] = model.new_bool_var(f"used{i}")

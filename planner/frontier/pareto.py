@@ -94,7 +94,7 @@ def undominated(points: Sequence[Point]) -> list[int]:
 
 
 def values_of(point: Point) -> tuple[float, ...]:
-    """What is to be small: seconds, the throughput's negative, and dollars (0 where there is no price)."""
+    """Return the values to minimise: seconds, the throughput's negative, and dollars (0 where there is no price)."""
     return (
         _rounded(point.step_s),
         -_rounded(point.tokens_per_s_per_chip),

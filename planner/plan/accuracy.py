@@ -105,7 +105,7 @@ def slice_of_plan(slice_: Slice, reached: Reached | None) -> Slice:
 
 
 def whose_constants(constants: Sequence[Constant]) -> str:
-    """Whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    """Return whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
     timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
     measured = [c for c in timed if c.calibrated]
     how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))

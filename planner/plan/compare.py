@@ -1,4 +1,4 @@
-"""What decides between two plans, and what other hardware would do to one: arithmetic on a plan's own steps."""
+"""Comparison of two plans, and of one plan on other hardware: arithmetic on a plan's own steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def hidden_s(
 
 @dataclass
 class _Hiding:
-    """Of one layer of a component."""
+    """The seconds of one layer of a component that can hide others, and that can be hidden."""
 
     layers: int = 1
     roof_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a fleet is in a plan file: its servers by plan number, what they do together, and the proof of it."""
+"""A fleet in a plan file: its servers by plan number, their rates together, and the proof."""
 
 from __future__ import annotations
 

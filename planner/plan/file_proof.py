@@ -1,4 +1,4 @@
-"""What a solver proved about a choice, as it is stated in plan files; and what it is in words."""
+"""A solver's proof of a choice, as plan files state it, and in words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which solver chose the plans, its time limit for each slice and batch, and what it proved."""
+    """The solver that chose the plans, its time limit for each slice and batch, and its proofs."""
 
     name: str
     seconds: float | None
@@ -44,7 +44,7 @@ class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of the cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
+    """The proof of a fleet's cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
 
     No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s`: wall time;
     `seconds`: its limit. `interrupted`: also where the search for layouts was, so that servers may be missing.
@@ -61,7 +61,7 @@ class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def proved(solver: Solver) -> str:
-    """What `search.proved_optimal` says: the solver, and where it did not end, the largest gap with its bound."""
+    """Return the text of `search.proved_optimal`: the solver and, where it did not end, its largest gap and bound."""
     short = [s for s in solver.solved if s.proof.status in (FEASIBLE, UNKNOWN)]
     if not short and not solver.interrupted:
         return solver.name

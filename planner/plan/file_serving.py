@@ -1,4 +1,4 @@
-"""What serving finds, as typed values: ways to serve, best first, with the plans that each runs.
+"""The answer of `serve` as typed values: ways to serve, best first, with the plans that each runs.
 
 Everything is SI; seconds are estimates of the plans' steps. What queues form where requests come unevenly is left out.
 """
@@ -13,7 +13,7 @@ MODES = ("batched", "interleaved", "disaggregated")
 
 
 class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one user sees, and how many requests are done: formulas in `planner.serve.rates`.
+    """The latencies that one user sees, and the rate of requests; the formulas are in `planner.serve.rates`.
 
     `ttft_s`, `per_token_s`: means over requests that come at any time; `worst_*`: the longest of them.
     `requests_per_s`: of all slices together, as many begun as ended. `prefill_busy`, `decode_busy`: shares of the

@@ -162,7 +162,7 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the plan's bytes are within usable HBM."""
+        """Return whether the plan's bytes are within usable HBM."""
         return self.memory.total_bytes <= self.memory.usable_bytes
 
     @property

@@ -36,7 +36,7 @@ class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the search covered (`candidates`: layouts) and priced (`evaluations`: programs), and its proof.
+    """The layouts that the search covered (`candidates`), the programs that it priced (`evaluations`), and its proof.
 
     `wall_s` is of the whole plan, pricing the best in full included; `evaluations_per_s` of the search of all slices.
     """
@@ -77,7 +77,7 @@ class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What `plan` prints as JSON and writes with `-o`; plans are best first.
+    """The plan file: the JSON that `plan` prints and writes with `-o`; plans are best first.
 
     `targets`: those that all plans meet, in words; `prices`: dollars per chip and hour. Fields
     that have their default are left out of the file.
@@ -99,7 +99,7 @@ class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt ended the search, or the solver: the plans are the best so far."""
+        """Return whether an interrupt ended the search, or the solver: the plans are the best so far."""
         solver, fleet = self.solver, self.fleet
         return (
             self.search.proved_optimal == INTERRUPTED

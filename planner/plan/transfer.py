@@ -28,7 +28,7 @@ DCN_LATENCY_S = 1e-4
 
 
 class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What moving the caches of `requests` prompts takes. `send_s` and `receive_s` run at once, on the busiest chips.
+    """The seconds of moving the caches of `requests` prompts; `send_s` and `receive_s` overlap, on the busiest chips.
 
     `bytes`: of all requests, once each. `dcn_bytes_per_s`: what they really share, `bytes` over the longer of the two.
     `copies_s`: gathering copies over the receiver's ICI. `seconds`: latency_s + max(send_s, receive_s) + copies_s.

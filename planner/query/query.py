@@ -1,4 +1,4 @@
-"""What is asked, as one checked value, and how a caller's words become it."""
+"""The question as one checked value, and the functions that build it from a caller's words."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is asked: a model, slices, a step, what layouts may be, and what is wanted of them.
+    """A question: a model, slices, a step, limits on layouts, and the objective and targets.
 
     `work`: the phase, its batches on each slice, the context and the dtypes. `auto`: instead of these batches, powers
     of two and the largest that fits each slice. `per_slice`: of each slice only the plan of its best batch.
@@ -104,7 +104,7 @@ class Query:
             )
 
     def at(self, *batches: int, context: int | None = None) -> Query:
-        """The same at these batches, each of every slice."""
+        """Return the query at these batches, each of every slice."""
         work = msgspec.structs.replace(
             self.work, batches=batches, context=self.work.context if context is None else context
         )

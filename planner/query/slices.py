@@ -1,4 +1,4 @@
-"""Which slices a question is about: those named, and every legal one of some chips within a range of sizes."""
+"""The slices of a question: those named, and every legal one of some chips within a range of sizes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ANY_CHIP = "*"
 
 
 class Figures(Protocol):
-    """What targets are judged by, of one way to run: `ttft_s` is None where there is no first token (a decode step)."""
+    """The figures that targets judge, of one way to run; `ttft_s` is None of a decode step."""
 
     @property
     def step_s(self) -> float:
@@ -62,7 +62,7 @@ class Target:
     whole: bool = False
 
     def missed(self, limit: float, figures: Figures) -> bool:
-        """Whether the figures are beyond the limit; never where they have no such figure."""
+        """Return whether the figures are beyond the limit; never where they have no such figure."""
         value = self.value(figures)
         return value is not None and (value > limit if self.most else value < limit)
 
@@ -100,7 +100,7 @@ TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """What plans must meet; None: anything will do. Seconds of a step and to the first token, tokens/s, chips.
+    """The targets that plans must meet, in seconds of a step and to the first token, tokens/s, chips; None: no target.
 
     Raises `InputError` on a limit that is no number above 0.
     """
@@ -136,7 +136,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Merits:
-    """What objectives rank by: seconds of a step or request, tokens/s per chip, dollars per million tokens (or inf)."""
+    """The values that objectives rank by: seconds of a step or request, tokens/s per chip, $ per million tokens."""
 
     latency_s: float
     tokens_per_s_per_chip: float
@@ -215,7 +215,7 @@ def price_of(prices: Prices, chip: str) -> float | None:
 
 
 def dollars_per_million_tokens(price_per_chip_hour: float, tokens_per_s_per_chip: float) -> float:
-    """What a million tokens cost on chips at this price.
+    """Return the dollars that a million tokens cost on chips at this price per hour.
 
     >>> round(dollars_per_million_tokens(1.2, 1000.0), 4)
     0.3333

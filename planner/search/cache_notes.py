@@ -56,7 +56,7 @@ class _Study:
 
 
 def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
-    """Whether copies of the cache pay, and from which context on they do not; None for prefill or one device."""
+    """Return whether copies of the cache pay, and from which context on they do not; None for prefill or one device."""
     if plan.phase != "decode" or plan.devices == 1:
         return None
     study = _Study(problem, model, programs, plan.batch)

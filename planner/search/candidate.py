@@ -60,7 +60,7 @@ class Candidate:
         return None if price is None else dollars_per_million_tokens(price, self.tokens_per_s_per_chip)
 
     def merits(self, prices: Prices) -> Merits:
-        """What an objective ranks it by."""
+        """Return the values that an objective ranks the candidate by."""
         dollars = self.dollars(prices)
         return Merits(self.choice.step_s, self.tokens_per_s_per_chip, inf if dollars is None else dollars)
 

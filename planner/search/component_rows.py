@@ -76,7 +76,7 @@ class ComponentRows:
         return np.asarray(self.reads_full_s.min(axis=0))
 
     def pick(self, row: int) -> Pick:
-        """What the component does in a row."""
+        """Return the component's body and roles in a row."""
         table = self.tables[self.table_of[row]]
         return Pick(self.component.name, table.body.name, tuple(table.choices[c] for c in table.rows[self.row_of[row]]))
 

@@ -1,4 +1,4 @@
-"""Whether anything fits: the search's tables, asked for one layout within memory instead of the fastest.
+"""The question whether anything fits: the search's tables, asked for one layout within memory.
 
 A layout fits where stored bytes, summed over its components, the largest working set among them and the residual
 stream are within usable HBM. For a given limit on the working set, components are independent within a state of the
@@ -45,13 +45,13 @@ class Need:
 
     @property
     def fits(self) -> bool:
-        """Whether some layout runs and fits."""
+        """Return whether some layout runs and fits."""
         return self.choice is not None
 
 
 @dataclass
 class Footprints:
-    """What layouts need on one slice, asked for several numbers of sequences or tokens in turn.
+    """The bytes that layouts need on one slice, for several numbers of sequences or tokens in turn.
 
     `cuts`: which meshes, see `planner.search.meshes`. `unfit`: numbers at which nothing fitted on a mesh, with their
     keys (see `planner.search.largest`): no larger number that admits no other cuts does. Meshes are tried from the last
@@ -67,7 +67,7 @@ class Footprints:
         self.order = list(meshes(self.slice_, self.cuts))
 
     def need(self, problem: Problem, pairs: Pairs, value: int = 0, key: Key = frozenset()) -> Need:
-        """What the first of the pairs that fits needs; `value`: sequences or tokens (0: failing tells of no other)."""
+        """Return the need of the first of the pairs that fits; `value`: sequences or tokens."""
         least_bytes = inf
         for mesh in list(self.order):
             if dominated(value, key, self.unfit.setdefault(mesh, [])):
@@ -84,12 +84,12 @@ class Footprints:
 
 
 def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
-    """Whether a number must fail, as a smaller one did that admits all its cuts."""
+    """Return whether a number must fail, as a smaller one did that admits all its cuts."""
     return any(value >= less and key <= cuts for less, cuts in unfit)
 
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
-    """The same on one mesh."""
+    """Return the need of the first of the pairs that fits, on one mesh."""
     board = mesh_search_of(problem, mesh, pairs, SearchResult())
     if board is None:
         return Need(None, inf)
@@ -104,7 +104,7 @@ def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
 
 
 class _Memory:
-    """What layouts of a board need; columns are batches."""
+    """The bytes that layouts of a mesh search need; columns are batches."""
 
     def __init__(self, board: MeshSearch) -> None:
         self.board, self.joined, self.states = board, board.joined, board.state

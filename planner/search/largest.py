@@ -101,7 +101,7 @@ def _divisors(devices: int) -> list[int]:
 
 
 def _cuts_exactly(component: Component) -> bool:
-    """Whether some program cuts tokens or positions that it may not pad."""
+    """Return whether some program cuts tokens or positions that it may not pad."""
     return any(
         dim in _TOKENS and dim not in part.program.pad
         for body in component.bodies

@@ -52,7 +52,7 @@ class MeshSearch:
 
     @property
     def evaluations(self) -> int:
-        """How many programs of glue were priced."""
+        """Return how many reshard programs were priced."""
         return self._priced_reshards[1]
 
     @cached_property
@@ -74,7 +74,7 @@ class MeshSearch:
         return list(zip(total.tolist(), which.tolist(), strict=True))
 
     def candidates(self) -> int:
-        """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
+        """Return how many layouts the tables cover: all combinations of assignments, batches and residuals."""
         per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
@@ -91,7 +91,7 @@ class MeshSearch:
         return joined.component.times * np.where(np.isfinite(late), seconds, np.inf)
 
     def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
-        """Those of these rows of component i that run in a state."""
+        """Return the options of component i in a state: those of these rows that run in it."""
         joined = self.joined[i]
         rows = rows[self.allowed(i, state)[joined.face[rows]]]
         seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
@@ -193,7 +193,7 @@ class MeshSearch:
         return self.options(i, rows, state, column)
 
     def _front_rows(self, i: int, column: int, top: int) -> Ints:
-        """Of every face, the rows that fewer than `top` others of the face beat."""
+        """Return, for every boundary, the rows that fewer than `top` others of it beat."""
         joined = self.joined[i]
         if (column, top) not in joined.fronts:
             rows = np.flatnonzero(
@@ -208,7 +208,7 @@ class MeshSearch:
 
     @cached_property
     def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
-        """Of each component [columns]: the least and the largest working set of any row, the most stored bytes."""
+        """Return for each component, [columns] each: the least and the largest working set, the most stored bytes."""
         found = []
         for joined in self.joined:
             peak, possible = joined.peak_bytes, joined.possible

@@ -1,4 +1,4 @@
-"""Which meshes a slice is searched on: how its physical axes are cut into mesh axes.
+"""The meshes that a slice is searched on: cuts of its physical axes into mesh axes.
 
 `two` (the default): each physical axis into at most two pieces and all into at most four; on slices of up to 64 chips,
 where fewer cost up to 12% at some batches, three and five, of which a component plays at most three different roles.
@@ -51,7 +51,7 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
 
 
 def most_roles(mesh: Mesh, how: str) -> int | None:
-    """How many different roles a component may play on a mesh; None: any number."""
+    """Return how many different roles a component may play on a mesh; None: any number."""
     return MOST_ROLES if how == TWO and len(mesh) > MOST_AXES else None
 
 

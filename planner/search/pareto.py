@@ -16,7 +16,7 @@ _FEW = 50  # up to so many options are joined without being pruned
 
 
 def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]) -> list[Item]:
-    """Those that none before them beats, where smaller values are better: of equal ones, the first.
+    """Return the items that none before them beats, where smaller values are better: of equal ones, the first.
 
     The items come in order of their values, so that none is beaten by a later one.
 
@@ -45,13 +45,13 @@ class StateRows:
         return StateRows(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
 
     def within(self, limit_s: float) -> StateRows:
-        """Those that take no longer than the limit."""
+        """Return the rows that take no longer than the limit."""
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
     def front(
         self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None
     ) -> StateRows:
-        """Those that fewer than `top` others (of their face) beat in seconds (early ones too), stored and peak bytes.
+        """Return the rows that fewer than `top` others (of their boundary) beat in seconds and bytes.
 
         Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
         """
@@ -106,7 +106,7 @@ def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, store
 
 
 def _beaten_by_the_fastest(face: Ints, values: Sequence[Floats], top: int) -> Ints:
-    """How many of the `top` fastest of their face are no greater in any value, of rows in order of face and seconds."""
+    """Return how many of the `top` fastest rows of its boundary are no greater in any value, for each row."""
     place, first, count = np.arange(len(face)), np.searchsorted(face, face), np.zeros(len(face), dtype=np.int64)
     for fast in range(top):
         other = np.minimum(first + fast, place)

@@ -20,7 +20,7 @@ OVER_MEMORY = "needs more than the usable HBM, even with the least of everything
 
 @dataclass(frozen=True)
 class Pick:
-    """What one component does: the body's name and the program axis that each piece of the mesh plays."""
+    """The choice for one component: the body's name and the program axis of each piece of the mesh."""
 
     component: str
     body: str
@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass
 class SearchResult:
-    """What a search of one slice gives: per batch the best choices, and what was ruled out.
+    """The result of searching one slice: the best choices of each batch, and the assignments that were ruled out.
 
     `least_bytes`: where no batch has a choice, the least memory of any layout of each.
     """
@@ -138,7 +138,7 @@ def order_key(choice: Choice) -> tuple[object, ...]:
 
 
 def layout_key(choice: Choice, problem: Problem) -> object:
-    """What makes two choices the same layout: bodies and roles per physical axis, whichever equal axis it is.
+    """Return a key that equal layouts share: bodies and roles per physical axis, whichever of equal axes it is.
 
     The vocabulary's layout and the residual are details of a layout: of those that differ only there, the best
     is shown.

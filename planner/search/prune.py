@@ -1,4 +1,4 @@
-"""What of a mesh may be part of a layout no slower than those found already.
+"""Pruning of a mesh: only rows that may be part of a layout no slower than those found already.
 
 Rows whose own seconds are too many with the least of all else are left out before glue is priced, and then residuals
 under which the least of the components is too much. Of many rows glue is most of the work: there components are taken

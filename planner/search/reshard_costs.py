@@ -1,4 +1,4 @@
-"""What glue costs: for every face of a component, its entry and exit with every residual.
+"""The costs of reshards: for every boundary of a component, its entry and exit with every residual.
 
 A glue program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So it
 is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
@@ -80,7 +80,7 @@ class ReshardCosts:
         return found
 
     def faces(self, which: Ints) -> ReshardCosts:
-        """Of these faces only."""
+        """Return the costs of these boundaries only."""
         return ReshardCosts(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
 
     def take(self, residuals: Ints) -> ReshardCosts:
@@ -92,7 +92,7 @@ class ReshardCosts:
         return ReshardCosts(tuple(programs), self.shares)
 
     def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
-        """Of all programs together, [priced or columns, faces, residuals]."""
+        """Return the sums over all programs, [priced or columns, boundaries, residuals]."""
         every = [
             tuple(x[:, :, residuals].take(one.end, axis=1) for x in (one.step_s, one.wait_s, one.ok))
             for one in self.programs
@@ -135,7 +135,7 @@ def price_reshards(
 
 
 def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
-    """How many ends and residuals meet, over all components."""
+    """Return how many pairs of a boundary and a residual there are, over all components."""
     return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
 
 
@@ -200,7 +200,7 @@ def _cached_role_sets(
 
 
 def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -> RoleSets:
-    """What each mesh axis plays for every end of a body with every residual, [ends * residuals]: a pair of codes."""
+    """Return each mesh axis's role for every end of a body with every residual, [ends * residuals]: a pair of codes."""
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == READ["T"], READ["-"], cuts) if one_position else cuts
     members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}

@@ -55,7 +55,7 @@ def search(problem: Problem, top: int) -> SearchResult:
 
 
 def _seeded(problem: Problem, top: int) -> SearchResult:
-    """What a search with fewer cuts finds: all of it is in the space, and bounds what is worth a look there."""
+    """Return the result of a search with fewer cuts: its layouts bound what is worth a look."""
     fewer = {ALL: TWO, TWO: COARSE}.get(problem.cuts)
     if fewer is None or meshes(problem.slice_, fewer) == meshes(problem.slice_, problem.cuts):
         return SearchResult()

@@ -101,7 +101,7 @@ def sensitivity(
     chip_file: str | Path | None = None,
     progress: Progress = silent,
 ) -> SensitivityFile:
-    """What +-`swing` of each hardware number does to plan `pick` of a plan file.
+    """Search again with `swing` less and more of each hardware number, for plan `pick` of a plan file.
 
     `fix`, `programs`, `cuts` and `chip_file`: what the plan was made with. Constants are those that the plan says.
     Raises `InputError` on bad input, and where the file's layout is none of its model and slice.
@@ -221,7 +221,7 @@ def _regret(kept: Plan, best: Plan | None) -> float | None:
 
 
 def _changed(kept: Plan, best: Plan | None) -> bool:
-    """Whether the best layout beats the kept one, or fits where that does not; ties are no change."""
+    """Return whether the best layout beats the kept one, or fits where that does not; ties are no change."""
     if best is None:
         return False
     return not kept.fits or kept.cost.step_s > best.cost.step_s * (1 + _EQUAL)

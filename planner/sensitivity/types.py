@@ -1,4 +1,4 @@
-"""What `sensitivity` finds, as typed values. Schema: `meshwright.sensitivity/1`."""
+"""The answer of `sensitivity` as typed values. Schema: `meshwright.sensitivity/1`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Sensitivity(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SensitivityFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `sensitivity` prints: the plan it is of, the best layout as things are, and each hardware number.
+    """The file of `sensitivity`: its plan, the best layout as things are, and each hardware number.
 
     `regret`: by what share the plan's own layout is slower than the best one as things are.
     """

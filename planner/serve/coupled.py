@@ -87,7 +87,7 @@ def _solved(asked: ServeQuery, slice_: Slice, prompts: int, slots: int) -> Itera
 
 
 def is_recomputed(plan: Plan, asked: ServeQuery) -> bool:
-    """Whether the plan's layouts give its specs again, so that `verify` accepts it.
+    """Return whether the plan's layouts give its specs again, so that `verify` accepts it.
 
     A solver's pair has its mesh axes in an order of its own; not every order can be written.
     """

@@ -45,7 +45,7 @@ class Pair:
         return added([there, weights_move(self.prefill, self.decode, self.slice_)])
 
     def kept(self, *, at_once: bool) -> SharedHbm | None:
-        """How the weights are kept so that both plans fit; None: in no way.
+        """Return how the weights are kept so that both plans fit; None: they do not fit.
 
         `shared`, where every weight is cut alike; else `copies` of those that are not, which cost memory only; else
         `resharded`, which costs time.
@@ -100,7 +100,7 @@ class Pair:
 
 
 def prefill_steps(prefill: Plan, decode: Plan) -> int:
-    """How many prefill steps fill the decode's batch."""
+    """Return how many prefill steps fill the decode's batch."""
     return ceil(decode.batch / prefill.batch)
 
 

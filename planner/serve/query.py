@@ -1,4 +1,4 @@
-"""What serving is asked for: requests of a length, searched in both phases; and the ways to serve that come of it."""
+"""The question of `serve`: requests of a length, searched in both phases; and the ways to serve that answer it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Way:
 
     @property
     def chips(self) -> int:
-        """Of all replicas."""
+        """Return the chips of all replicas."""
         if self.transfer is None:
             return self.replicas * self.decode.chips
         return self.replicas * (self.prefill_slices * self.prefill.chips + self.decode_slices * self.decode.chips)
@@ -106,7 +106,7 @@ class Way:
         return asked.query.targets.missed(_Served(self, asked))
 
     def merits(self, asked: ServeQuery) -> Merits:
-        """What an objective ranks it by: seconds of a request, output tokens/s per chip, dollars."""
+        """Return the values that objectives rank by: seconds of a request, output tokens/s per chip, dollars."""
         dollars = self.dollars(asked)
         speed = self.tokens_per_s(asked) / self.chips
         return Merits(self.pace.request_s(asked.output), speed, inf if dollars is None else dollars)
@@ -128,7 +128,7 @@ class Way:
         )
 
     def with_replicas(self, replicas: int) -> Way:
-        """The same arrangement so many times."""
+        """Return the way to serve with so many replicas."""
         pace = msgspec.structs.replace(self.pace, requests_per_s=self.pace.requests_per_s / self.replicas * replicas)
         return replace(self, replicas=replicas, pace=pace)
 

@@ -1,4 +1,4 @@
-"""What serving does with a prefill and a decode step: time to the first token, time per token, requests per second.
+"""The rates of serving with a prefill and a decode step: TTFT, TPOT, requests per second.
 
 Arithmetic on seconds only. Symbols: P seconds of a prefill step of p prompts, D of a decode step of b slots, O output
 tokens, I seconds to insert a prefill step's caches into the decode layout (and, where weights are resharded, to
@@ -203,7 +203,7 @@ class _Made:
 
 
 def replicas_for(least_per_s: float, per_s: float) -> int:
-    """How often something that does `per_s` must stand to do `least_per_s`; at least once."""
+    """Return how many replicas of `per_s` each reach `least_per_s`; at least one."""
     return max(1, ceil(least_per_s / per_s * (1 - 1e-12)))
 
 

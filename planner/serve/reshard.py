@@ -31,7 +31,7 @@ NORM = "/norm"
 
 @dataclass(frozen=True)
 class Box:
-    """How a layout cuts a tensor: per dim its pieces of the torus, major first."""
+    """The cut of a tensor by a layout: per dim its pieces of the torus, major first."""
 
     dims: Mapping[str, Cut]
 
@@ -47,7 +47,7 @@ def weight_names(plan: Plan) -> tuple[str, ...]:
 
 
 def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
-    """How a plan cuts a tensor, in pieces of the torus that are joined where they are adjacent."""
+    """Return a plan's cut of a tensor, in pieces of the torus that are joined where they are adjacent."""
     pieces = dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     cuts = {
         dim: _joined([p for axis in axes for p in pieces[axis]]) for dim, axes in zip(spec.dims, spec.axes, strict=True)
@@ -96,7 +96,7 @@ def _weight_move(name: str, source: Plan, target: Plan, slice_: Slice) -> Reshar
 
 
 def layers_of(plan: Plan, name: str) -> int:
-    """How many layers have the tensor of this name."""
+    """Return how many layers have the tensor of this name."""
     component = name.partition("/")[0]
     return next(layout.layers for layout in plan.layouts if layout.component == component)
 
@@ -222,7 +222,7 @@ def _overlaps(before: Box, after: Box, slice_: Slice, elsewhere: frozenset[str])
 
 
 def _index(cut: Cut, coords: Ints) -> tuple[Ints, int]:
-    """Which part of a dim each device holds, and of how many."""
+    """Return the part of a dim that each device holds, and how many parts there are."""
     index, ways = np.zeros(coords.shape[1], dtype=np.int64), 1
     for piece in cut:
         index = index * piece.size + coords[piece.axis] // piece.stride % piece.size

@@ -138,7 +138,7 @@ def _covered(swept: Mapping[str, Sweep], started: float, interrupted: bool) -> S
 
 
 def _notes(asked: ServeQuery, ways: Sequence[Way], meeting: Sequence[Way]) -> tuple[str, ...]:
-    """Of every way to serve that was asked for and not found: why not."""
+    """Return, for every way to serve that was asked for and not found, the reason."""
     notes = []
     for mode in asked.modes:
         every = [way for way in ways if way.mode == mode]

@@ -66,7 +66,7 @@ def _copied(candidate: Candidate, decode: Plan, priced: Priced) -> float:
 
 
 def _fits(prefill: Plan, decode: Plan, slice_: Slice) -> bool:
-    """Whether both fit without a switch, which costs no time: no slower prefill is of use then."""
+    """Return whether both fit without a switch, which costs no time: no slower prefill is of use then."""
     return _kept(prefill, decode, slice_) in ("shared", "copies")
 
 
@@ -98,7 +98,7 @@ def by_letters(decodes: Sequence[Candidate]) -> list[list[Candidate]]:
 
 
 def letters(decode: Candidate) -> dict[str, dict[int, frozenset[str]]]:
-    """Which dims of the weights a decode layout cuts, by component and physical axis; `-` for none."""
+    """Return which dims of the weights a decode layout cuts, by component and physical axis; `-` for none."""
     choice, found = decode.choice, dict[str, dict[int, frozenset[str]]]()
     for component, pick in zip(decode.problem.components, choice.picks, strict=True):
         of = found.setdefault(component.name, {})

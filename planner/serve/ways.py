@@ -142,7 +142,7 @@ def _apart(asked: ServeQuery, prefill: Plan, source: TransferEnd, decode: Plan, 
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those that no other of the same kind of chip beats in seconds of a step, tokens/s per chip, and chips."""
+    """Return the candidates that no other of their kind of chip beats in step seconds, tokens/s per chip, and chips."""
 
     def key(one: Candidate) -> tuple[float, float, int]:
         return one.choice.step_s, -one.tokens_per_s_per_chip, one.slice_.chips

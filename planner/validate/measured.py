@@ -35,7 +35,7 @@ class ErrorTarget(Fact, frozen=True, kw_only=True):
 
 
 class Head(Fact, frozen=True, kw_only=True):
-    """What every set says: title, where and when it was measured, what is inferred and what is not modelled."""
+    """The facts of every data set: title, where and when it was measured, what is inferred and what is not modelled."""
 
     title: str
     source: str
@@ -70,7 +70,7 @@ class StepPoint(Fact, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """What was measured."""
+        """Return the measured seconds."""
         return self.step_s or math.exp(sum(map(math.log, self.readings)) / len(self.readings))
 
 
@@ -201,7 +201,7 @@ class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"
 
 
 class Rate(Fact, frozen=True, kw_only=True):
-    """What one microbenchmark reached of a chip's constant: `rate` of one device, in the data sheet's unit."""
+    """A microbenchmark of a chip's constant: `rate` of one device, in the data sheet's unit."""
 
     chip: str
     constant: Literal["hbm", "matmul", "link"]

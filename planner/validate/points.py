@@ -44,7 +44,7 @@ def price_one(given: Layout, slice_: Slice, model: Model, work: Workload, where:
 
 
 def workload(data: StepSet, point: StepPoint) -> Workload:
-    """What was run at a point."""
+    """Return the workload that was run at a point."""
     dtypes = data.dtypes if point.weights is None else msgspec.structs.replace(data.dtypes, weights=point.weights)
     context = point.context or data.context or 1
     return Workload(phase=point.phase or data.phase, batches=(point.batch,), context=context, dtypes=dtypes)
@@ -62,7 +62,7 @@ def plans_of(data: StepSet, slice_: Slice) -> list[Plan]:
 
 
 def counts(data: StepSet, step: StepPlan) -> bool:
-    """Whether a step was measured: all of them, or the bodies of the set's components."""
+    """Return whether a step was measured: all of them, or the bodies of the set's components."""
     return not data.only or (step.part == "body" and step.component in data.only)
 
 

@@ -73,7 +73,7 @@ def score_steps(name: str, data: StepSet) -> SetScore:
 
 
 def label(point: StepPoint) -> str:
-    """What a point is called."""
+    """Return the name of a point."""
     capacity = f", capacity {point.capacity}" if point.capacity else ""
     return point.name or f"{point.layout}, batch {point.batch}{capacity}"
 

@@ -1,4 +1,4 @@
-"""What `validate` finds: predictions beside measurements, their errors, and whether targets are met."""
+"""The answer of `validate`: predictions beside measurements, their errors, and whether targets are met."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of several layouts is first: measured (or published), and predicted with fitted and the chip's constants.
+    """The fastest of several layouts, as measured (or published), and as predicted with fitted and chip constants.
 
     `seconds`: what is predicted with fitted constants.
     """
@@ -76,7 +76,7 @@ class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def met(self) -> bool:
-        """Whether the target holds."""
+        """Return whether the target holds."""
         return self.found <= self.at_most + 1e-12
 
 
@@ -102,7 +102,7 @@ class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `meshwright validate` found."""
+    """The answer of `meshwright validate`."""
 
     schema: str
     tool_version: str
@@ -110,12 +110,12 @@ class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def holds(self) -> bool:
-        """Whether every target is met."""
+        """Return whether every target is met."""
         return all(target.met for one in self.sets for target in one.targets)
 
 
 def described(name: str, head: Head) -> dict[str, Any]:
-    """What a score says of its data set: its name, and the fields of its head but the targets."""
+    """Return the description of a score's data set: its name, and the fields of its head but the targets."""
     return {"name": name} | {field: getattr(head, field) for field in _DESCRIBED}
 
 

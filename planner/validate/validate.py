@@ -49,7 +49,7 @@ def validate(
 
 
 def score(name: str, data: Measured) -> SetScore:
-    """What is found about one data set."""
+    """Return the score of one data set."""
     match data:
         case StepSet():
             return score_steps(name, data)

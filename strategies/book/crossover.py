@@ -1,4 +1,4 @@
-"""Where ICI becomes the bound, and which weight-stationary form then moves less: the book's closed forms.
+"""The book's closed forms of the crossovers: to the ICI bound, and between 1D and 2D weight-stationary MLPs.
 
 "Book" is *How to Scale Your Model* (the Scaling Book), ch. 3, 5 and 7. Symbols: B batch, D d_model, F d_ff,
 n chips = X * YZ (X cuts D, YZ cuts F). `ici_bytes_per_s` is the bandwidth of one mesh axis: both directions

@@ -1,4 +1,4 @@
-"""What generation costs at best, by the book's closed forms: sizes, step time, throughput, serving.
+"""The book's closed forms of the cost of generation: sizes, step time, throughput, serving.
 
 "Book" is *How to Scale Your Model* (the Scaling Book); ch. 7 is the chapter meshwright implements. Symbols:
 B batch, L layers, D d_model, F d_ff, V vocab, N query heads, K KV heads, H head dim, E experts, k experts per

@@ -22,7 +22,7 @@ MOST_LAYERS = 10_000
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one Hugging Face `model_type` differs from Llama.
+    """The differences of one Hugging Face `model_type` from Llama.
 
     `bias`: of the attention projections; "config": all or none, as `attention_bias` or `default_bias` says.
     `heads_optional`: an absent `num_key_value_heads` means as many KV heads as query heads.

@@ -111,7 +111,7 @@ class Mlp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 
     @property
     def moe(self) -> bool:
-        """Whether tokens are routed to experts (E > 1)."""
+        """Return whether tokens are routed to experts (E > 1)."""
         return self.E > 1
 
     @property

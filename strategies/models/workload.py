@@ -1,4 +1,4 @@
-"""What is to be run: phase, batch, context and dtypes; and the sizes that a layer's dims have in it."""
+"""The workload: phase, batch, context and dtypes, and the sizes of a layer's dims that follow from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mesh axes play in many rows at once, and which rows some program axes cannot tell apart.
+"""Sets of mesh axes by role, over many assignments (rows) at once, and the classes of rows that price alike.
 
 A row says of every mesh axis what *kind* it is of: the role it plays in a body, or the pair of ends in glue. Rows are
 many, but half of the mesh axes have few patterns of kinds; so sets of mesh axes and classes of rows are found for the
@@ -50,7 +50,7 @@ def halves(kinds: Kinds) -> tuple[AxisHalf, AxisHalf]:
 
 
 def halves_of_pairs(first: Kinds, second: Kinds, base: int) -> tuple[AxisHalf, AxisHalf]:
-    """The same for every row of the first with every one of the second: kinds are `base` * first + second."""
+    """Combine every row of the first with every row of the second: kinds are `base` * first + second."""
     parts = []
     for number in range(2):
         one, two = _half(first, number), _half(second, number)
@@ -106,7 +106,7 @@ class Masks(Mapping[str, Ints]):
 
 
 def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
-    """Of a single layout on so many mesh axes: `playing` numbers those that play each program axis.
+    """Return the masks of a single layout: `playing` has, by program axis, the numbers of its mesh axes.
 
     >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
     {'X': [[5]], 'Y': [[0]]}
@@ -115,7 +115,7 @@ def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
 
 
 class _SingleMasks(Masks):
-    """Those of one row: sets are numbers, and no pattern is looked for, which many rows share."""
+    """The masks of a single row: sets are plain numbers, without the patterns that many rows share."""
 
     def __init__(self, sets: Mapping[str, int], axes: int) -> None:
         number = np.arange(axes)
@@ -151,7 +151,7 @@ class RoleSets:
         return np.asarray(first | second)[:, None]
 
     def _union(self, axes: Axes) -> list[Ints]:
-        """The same by pattern of each half."""
+        """Return the union by pattern of each half."""
         if axes not in self._bits:
             of = np.logical_or.reduce([self.members[axis] for axis in axes])
             self._bits[axes] = [half.bits(of) for half in self.halves]
@@ -180,7 +180,7 @@ class RoleSets:
         return code if most <= _SPARSE_ROWS else numbered(code)[1]
 
     def classes_of(self, unions: Unions, rows: Ints | None) -> tuple[Ints, Ints]:
-        """The same for the classes that some of these rows are of (None: all rows)."""
+        """Return the unions by class, for the classes of some of these rows (None: all rows)."""
         first, row = self.classes(unions)
         if rows is None:
             return first, row
@@ -190,7 +190,7 @@ class RoleSets:
 
 
 def numbered(codes: Ints) -> tuple[Ints, Ints]:
-    """Where each different code comes first, by code, and the number of each one among them; codes are small."""
+    """Return where each different code comes first, by code, and the number of each one among them; codes are small."""
     first = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     seen = first >= 0

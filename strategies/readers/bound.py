@@ -1,4 +1,4 @@
-"""What a layout runs: its programs on the axes of its mesh, in order, and these sized for one batch.
+"""The programs that a layout runs, bound to the axes of its mesh, in order, and sized for one batch.
 
 `programs` binds a layout: resharding and bodies in the book's notation on the axes of this mesh, each checked again.
 `size_program` gives one of them its dims after padding: what the cost, memory and specs readers ask of it.
@@ -134,7 +134,7 @@ def _meet(program: Program, name: str) -> Program:
 
 
 def _check_residual(found: Sequence[Bound]) -> None:
-    """What each program writes is what the next reads, and all meet one residual stream."""
+    """Check that each program reads the tensor that the one before writes, and that all meet one residual stream."""
     residual = None
     previous = None
     for bound in found:

@@ -33,7 +33,7 @@ INDEX_BYTES, STATISTIC_BYTES = 4.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of one device: FLOP/s in the compute dtype, HBM bytes/s, and bytes per element of each tensor class.
+    """The speeds of one device: FLOP/s in the compute dtype, HBM bytes/s, and bytes per element by tensor class.
 
     `prefetch_s`: how long HBM can be read ahead in a layer, into half of VMEM; 0 where VMEM's size is not known.
     """
@@ -144,7 +144,7 @@ class ArrayScope:
         return self.elements(tensor) * self.widths[self.classes.get(tensor.name, "activation")]
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether the tensor is a weight or made of weights only."""
+        """Return whether the tensor is a weight or made of weights only."""
         return self.classes.get(tensor.name) == "weight"
 
 
@@ -266,7 +266,7 @@ class Totals:
         return self.roof_s + self.comm_s - behind_s(self.roof_s, self.behind_s)
 
     def room_s(self, prefetch_s: float) -> Number:
-        """How long weights can be read ahead: while VMEM has room, and not in time that gathers fill already."""
+        """Return how long weights can be read ahead: while VMEM has room, and not in time that gathers fill already."""
         return room_s(self.roof_s, self.behind_s, self.spare_s, prefetch_s)
 
     @property

@@ -1,4 +1,4 @@
-"""What a program holds on one device: weights, KV caches, and the most activations that live at once."""
+"""The memory reader: a program's weights, KV caches and live activations on one device, in bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What lives while a step runs: its results, its operands (and whether they are needed later), all else."""
+    """The tensors that live while a step runs: its results, its operands (and whether they live on), others."""
 
     step: Step
     made: tuple[Held, ...]
@@ -71,7 +71,7 @@ class Moment:
 
 @cache
 def moments(program: Program) -> tuple[Moment, ...]:
-    """What lives at each step. A step's operands live until their last use; stored weights and caches are no part."""
+    """Return the live tensors of each step: operands live until their last use; stored tensors are left out."""
     last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {
         program.output.name: len(program.steps)
     }

@@ -1,4 +1,4 @@
-"""What runs at the same time as what: the one rule by which a step's seconds are added up, on numbers or on arrays.
+"""The overlap rule: how a step's seconds add up where some run at the same time, on numbers or on arrays.
 
     estimate = roofline + collectives - overlapped
     overlapped = min(roofline, gathers) + min(latency, room)

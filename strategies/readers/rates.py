@@ -1,4 +1,4 @@
-"""What a mesh's groups of axes cost, as tables that pricing indexes by a set of mesh axes (a bit mask)."""
+"""Seconds per byte of collectives over a mesh's groups of axes, as tables indexed by a set of axes (a bit mask)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def tabulate_rates(slice_: Slice, axes: Sequence[Sequence[Piece]]) -> Rates:
 
 
 def _tables(kind: Kind, groups: Sequence[Group | None], reached: Reached | None) -> list[NDArray[Any]]:
-    """Of every group: seconds per byte, seconds of hops, and launches."""
+    """Return, for every group, seconds per byte, seconds of hops, and launches."""
     share, slower = (reached.link, reached.hop) if reached else (1.0, 1.0)
     s_per_byte = [kind.s_per_byte(g, reached is not None) / share if g else np.inf for g in groups]
     hops_s = [kind.hops(g) * g.hop_latency_s * slower if g else np.inf for g in groups]

@@ -78,7 +78,7 @@ def fit(
 
 
 def _lcm(ways: Ways, every: Sequence[Axes]) -> Ints:
-    """How many ways a dim must divide: the least common multiple over all its cuts."""
+    """Return the number of ways that a dim must divide: the least common multiple over all its cuts."""
     total: Ints = np.ones((1, 1), dtype=np.int64)
     for axes in every:
         total = np.lcm(total, ways(axes))

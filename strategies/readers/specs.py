@@ -26,7 +26,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_cache(self) -> bool:
-        """Whether it is a cache: of what is stored only caches have the dim of keys (`strategies.checker`)."""
+        """Return whether it is a cache: of what is stored only caches have the dim of keys (`strategies.checker`)."""
         return SEQUENCE in self.dims
 
     def cut_by(self, dim: str) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
-    """Of every weight and cache: dims, padded shape, mesh axes per dim, dtype."""
+    """Return the spec of every weight and cache: dims, padded shape, mesh axes per dim, dtype."""
     found: dict[str, TensorSpec] = {}
     for p in priced:
         program = p.bound.program
@@ -92,7 +92,7 @@ def _asked(p: SizedProgram, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def _constrained(p: SizedProgram, names: set[str]) -> Iterator[Tensor]:
-    """What a program makes under these names, and its result; of partial sums, what can be asked for all the same.
+    """Yield the types under these names, and the result; of a partial sum, the part that a constraint can say.
 
     Not what is only sliced next: XLA would gather it.
     """

@@ -1,4 +1,4 @@
-"""What the type rules share: the error they raise, what they ask of sizes, and the checks that several make."""
+"""Shared parts of the type rules: the error that they raise, their conditions on sizes, and common checks."""
 
 from __future__ import annotations
 

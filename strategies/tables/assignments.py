@@ -110,7 +110,7 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
 
 
 def role_sets_of(rows: Rows, choices: Sequence[str]) -> RoleSets:
-    """Which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
+    """Return which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
     number = np.arange(len(choices))
     return RoleSets(halves(rows), {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
 
@@ -121,7 +121,7 @@ def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
 
 
 def rejections(found: PaddedSizes, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
-    """How many rows each need ruled out, with an example; a row stands for `each` assignments."""
+    """Return how many rows each need ruled out, with an example; a row stands for `each` assignments."""
     result = []
     for dim, reason, bad, ways in found.failures:
         row, column = np.unravel_index(int(bad.argmax()), bad.shape)

@@ -33,12 +33,12 @@ def step_groups(program: Program, needs: Requirements) -> tuple[tuple[Unions, tu
 
 @cache
 def moment_groups(program: Program, needs: Requirements) -> tuple[tuple[Unions, tuple[Moment, ...]], ...]:
-    """What lives at each step, by the unions that its bytes ask for."""
+    """Return the live tensors of each step, grouped by the unions of axes that their bytes depend on."""
     return _grouped([(_asked(m.axes, m.tensors, program, needs), m) for m in moments(program)])
 
 
 def _grouped(asking: Sequence[tuple[Unions, Asking]]) -> tuple[tuple[Unions, tuple[Asking, ...]], ...]:
-    """Those that ask for the same, or for no more, together."""
+    """Group those that depend on equal unions, or on a part of them."""
     groups: dict[Unions, list[Asking]] = {}
     for unions, one in sorted(asking, key=lambda pair: (-len(pair[0]), sorted(pair[0]))):
         home = next((larger for larger in groups if unions <= larger), unions)
