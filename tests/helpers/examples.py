@@ -1,6 +1,6 @@
 """The console examples of README.md and docs/: found, run, compared, and with `--update` written anew.
 
-    python tests/helpers/examples.py --update [PAGE ...]
+python tests/helpers/examples.py --update [PAGE ...]
 """
 
 from __future__ import annotations
@@ -14,22 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?P<slow><!-- slow -->\n+)?(?P<fence>^```console\n)(?P<text>.*?)(?=^```$)", re.DOTALL | re.MULTILINE
+)
+"""A console block; `<!-- slow -->` before it leaves it to the tiers `ci` and `full` (more than about three seconds)."""
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
 MEASURED = re.compile(r"temporaries|of their standard deviation off|compiled in")
-SLOW = (
-    "meshwright validate",
-    "--mode unconstrained",
-    "--batch auto",
-    "meshwright fits",
-    "verify plan.json",
-    "meshwright fleet",
-    "meshwright pareto",
-    "sensitivity plan.json",
-)
-"""Examples of more than two seconds are among the slow tests, those with the TPU compiler with them."""
 
 
 def pages() -> list[Path]:
@@ -38,20 +30,16 @@ def pages() -> list[Path]:
     return [page for page in found if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 
-def blocks(page: Path) -> list[str]:
-    """The console blocks of a page."""
-    return BLOCK.findall(page.read_text(encoding="utf-8"))
+def blocks(page: Path) -> list[tuple[str, bool]]:
+    """The console blocks of a page, and whether each is slow."""
+    found = BLOCK.finditer(page.read_text(encoding="utf-8"))
+    return [(block["text"], block["slow"] is not None) for block in found]
 
 
 def examples(block: str) -> list[tuple[str, str]]:
     """(command, output) pairs of a block."""
     parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def is_slow(block: str) -> bool:
-    """Whether a block is left to the tiers `ci` and `full`."""
-    return any(word in block for word in SLOW)
 
 
 def clean(text: str) -> str:
@@ -90,9 +78,10 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] != "--update":
         print(__doc__)
         return 2
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     for page in [Path(name).resolve() for name in arguments[1:]] or pages():
         before = page.read_text(encoding="utf-8")
-        after = BLOCK.sub(lambda found: rewritten(found[0]), before)
+        after = BLOCK.sub(lambda block: (block["slow"] or "") + block["fence"] + rewritten(block["text"]), before)
         if after != before:
             page.write_text(after, encoding="utf-8")
         print(f"{'written' if after != before else 'as it was'}: {page.relative_to(ROOT)}", flush=True)

@@ -9,12 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.examples import ROOT, bash, blocks, clean, examples, is_slow, pages
-from helpers.reference import FOLDER, PAGES, commands
+from helpers.examples import ROOT, bash, blocks, clean, examples, pages
 
 import meshwright
 from meshwright.commandline import Argument
 from meshwright.schemas import SCHEMAS, schema_of
+from strategies.layoutfile import builtin_programs
+
+_SPEC = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+assert _SPEC
+assert _SPEC.loader
+generate = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(generate)
 
 WRITTEN = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -25,10 +31,10 @@ WRITTEN = [
 
 def cases() -> list[object]:
     """Every block, by its page and its first command."""
-    found = [(page, block) for page in pages() for block in blocks(page)]
     return [
-        pytest.param(block, id=f"{page.stem}: {block.splitlines()[0][2:50]}", marks=[pytest.mark.slow][: is_slow(block)])
-        for page, block in found
+        pytest.param(block, id=f"{page.stem}: {block.splitlines()[0][2:50]}", marks=[pytest.mark.slow] if slow else [])
+        for page in pages()
+        for block, slow in blocks(page)
     ]
 
 
@@ -72,50 +78,62 @@ def test_an_example_prints_what_is_shown(block: str, folder: Path, capfd: pytest
 @pytest.mark.parametrize("word", ["roofline llama-2-13b", pytest.param("column-mlp.layout", marks=pytest.mark.slow)])
 def test_an_example_in_processes_of_its_own(word: str, folder: Path) -> None:
     """The installed command prints the same: to a reader that goes away after ten lines, and on both streams."""
-    found = [block for page in pages() for block in blocks(page) if word in block]
+    found = [block for page in pages() for block, _ in blocks(page) if word in block]
     assert found
     for command, shown in [pair for block in found for pair in examples(block)]:
         assert clean(bash(command, folder)) == clean(shown), command
 
 
 def test_readme_is_short() -> None:
-    """README.md has at most 150 lines of 100 columns, but for commands."""
+    """README.md has at most 150 lines of 100 columns, but for the command of an example."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
-    assert [line for line in lines if len(line) > 100 and not line.startswith(("    python3 -m venv", "$ ", "| "))] == []
+    assert [line for line in lines if len(line) > 100 and not line.startswith("$ ")] == []
+
+
+def setup_commands() -> list[str]:
+    """The README's commands that begin with a new environment, each on one line."""
+    readme = re.sub(r" *\\\n *", " ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    return re.findall(r"^    (python3 -m venv .*)$", readme, re.MULTILINE)
 
 
 def test_readme_has_its_two_commands() -> None:
     """The README's first two commands set up everything: one plans Llama-3.1-70B, one runs the tests."""
-    found = re.findall(r"^    (python3 -m venv .*)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(found) == 2
-    assert "meshwright plan llama-3.1-70b" in found[0]
-    assert found[1].endswith("-m pytest")
+    plan, tests = setup_commands()
+    assert "meshwright plan llama-3.1-70b" in plan
+    assert tests.endswith("-m pytest")
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
     """.ci/run holds the README's test command to the letter."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    command = re.findall(r"^    (python3 -m venv .* -m pytest)$", readme, re.MULTILINE)[0]
-    assert command in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert setup_commands()[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_reference_is_what_the_generator_gives(page: str) -> None:
-    """A generated page is written again after a change: `python tests/helpers/reference.py`."""
-    assert (FOLDER / page).read_text(encoding="utf-8") == PAGES[page]()
+@pytest.mark.parametrize("page", generate.PAGES)
+def test_a_generated_page_is_what_the_code_gives(page: str) -> None:
+    """A generated page is written again after a change: `python docs/generate.py`."""
+    assert (generate.FOLDER / page).read_text(encoding="utf-8") == generate.PAGES[page]()
+
+
+def test_reference_has_every_tensor() -> None:
+    """Every weight and cache of the programs that come with meshwright is in the table of names."""
+    names = " ".join(name for name, _, _ in generate.TENSORS)
+    for program in builtin_programs():
+        component = "vocab" if program.component in ("embed", "unembed") else program.component
+        if component != "block":
+            assert all(f"{component}/{tensor}" in names for tensor in (*program.weights, *program.cache)), program.name
 
 
 def test_reference_has_every_option_and_every_field() -> None:
     """No option of a command and no field of a file is left out."""
-    options = (FOLDER / "options.md").read_text(encoding="utf-8")
-    for name, one, _ in commands():
+    options = (generate.FOLDER / "reference" / "options.md").read_text(encoding="utf-8")
+    for name, one, _ in generate.commands():
         own = options.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         assert own, name
         for parameter in one.params:
             spelt = parameter.human_readable_name if isinstance(parameter, Argument) else parameter.opts[-1]
             assert re.search(rf"[` ]{re.escape(spelt)}[` ]", own), (name, spelt)
-    files = (FOLDER / "plan-file.md").read_text(encoding="utf-8")
+    files = (generate.FOLDER / "reference" / "plan-file.md").read_text(encoding="utf-8")
     for name in SCHEMAS:
         for kind, of in schema_of(name)["$defs"].items():
             own = files.partition(f"\n### {name}: {kind}\n")[2].partition("\n### ")[0]
