@@ -223,7 +223,8 @@ def glossary_page() -> str:
             "# Glossary\n",
             GENERATED,
             "Each term has one meaning in tables, messages and docs. `meshwright glossary WORD` prints it. A *word of\n"
-            "a layout* is one that tables use for what a mesh axis cuts: see [Read a layout](how-to/read-a-layout.md).\n",
+            "a layout* is one that tables use for what a mesh axis cuts; see\n"
+            "[Read a layout](how-to/read-a-layout.md).\n",
             table(("term", "symbol", "meaning"), rows),
         )
     )

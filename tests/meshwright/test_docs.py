@@ -15,6 +15,7 @@ import meshwright
 from meshwright.commandline import Argument
 from meshwright.schemas import SCHEMAS, schema_of
 from strategies.layoutfile import builtin_programs
+from strategies.role_words import MEANINGS
 
 _SPEC = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 assert _SPEC
@@ -27,6 +28,8 @@ WRITTEN = [
     *(ROOT / name / "README.md" for name in ("mesh", "strategies", "planner", "executor", "meshwright")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+
+PLAN = "plan llama-3.1-70b --slice v5e:4x4 --weights int8 --kv int8 --batch 64 --top 1"
 
 
 def cases() -> list[object]:
@@ -84,6 +87,27 @@ def test_an_example_in_processes_of_its_own(word: str, folder: Path) -> None:
         assert clean(bash(command, folder)) == clean(shown), command
 
 
+PYTHON = re.compile(r"(?P<slow><!-- slow -->\n+)?^```python\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(found["text"], id=page.stem, marks=[pytest.mark.slow] if found["slow"] else [])
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        for found in PYTHON.finditer(page.read_text(encoding="utf-8"))
+    ],
+)
+def test_a_script_runs(script: str, folder: Path) -> None:
+    """The Python of a page runs beside the plan file of the start; what it says that it prints is on the page."""
+    assert meshwright.main([*PLAN.split(), "-o", "plan.json"]) == 0
+    (folder / "script.py").write_text(script, encoding="utf-8")
+    said = bash("python script.py; echo exit $?", folder)
+    assert said.endswith("exit 0\n"), said
+    if "shard_shape" in script:
+        assert said.splitlines()[0] in (ROOT / "docs" / "how-to" / "specs-in-jax.md").read_text(encoding="utf-8")
+
+
 def test_readme_is_short() -> None:
     """README.md has at most 150 lines of 100 columns, but for the command of an example."""
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
@@ -138,6 +162,13 @@ def test_reference_has_every_option_and_every_field() -> None:
         for kind, of in schema_of(name)["$defs"].items():
             own = files.partition(f"\n### {name}: {kind}\n")[2].partition("\n### ")[0]
             assert all(f"| `{field}` |" in own for field in of.get("properties", {})), (name, kind)
+
+
+def test_every_word_of_a_layout_is_explained() -> None:
+    """The words that tables use are in the glossary and on the page about layouts."""
+    terms = {term["word"] for term in generate.all_terms()}
+    page = (ROOT / "docs" / "how-to" / "read-a-layout.md").read_text(encoding="utf-8")
+    assert [word for word in MEANINGS if word not in terms or f"\n| {word} | " not in page] == []
 
 
 def anchors(page: Path) -> set[str]:
