@@ -1,3 +1,3 @@
-"""The version of this distribution, as pyproject.toml has it (a test compares them)."""
+"""The version of this distribution; the build reads it from here."""
 
 VERSION = "0.1.0"

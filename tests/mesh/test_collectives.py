@@ -191,8 +191,8 @@ def test_seconds_keep_their_terms() -> None:
 
 
 def test_the_examples_in_the_package_are_true() -> None:
-    """Doctests of mesh/ and its README run with the other tests."""
+    """Doctests of mesh/ and of the page about collectives run with the other tests."""
     modules = [importlib.import_module(f"mesh.{name}") for name in DOCUMENTED]
     assert [doctest.testmod(module).failed for module in modules] == [0] * len(modules)
-    readme = Path(str(modules[0].__file__)).parent / "README.md"
-    assert doctest.testfile(str(readme), module_relative=False).failed == 0
+    page = Path(__file__).parents[2] / "docs" / "concepts" / "collectives.md"
+    assert doctest.testfile(str(page), module_relative=False).failed == 0

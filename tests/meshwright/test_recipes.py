@@ -182,7 +182,7 @@ def test_a_new_model_is_planned(tmp_path: Path) -> None:
 
 def test_a_new_program_joins_the_search(tmp_path: Path) -> None:
     """A `.layout` file is one more program that the search chooses from: it is priced where its role is asked for."""
-    text = (ROOT / "strategies/README.md").read_text("utf-8").partition("## Your own program")[2]
+    text = (ROOT / "docs/how-to/your-own-strategy.md").read_text("utf-8").partition("## A complete example")[2]
     (program,) = re.findall(r"```layout\n(.*?)```", text, re.DOTALL)
     copy = applied("program", tmp_path, {"strategies/programs/gathered.layout": program})
     plan = plan_of(copy, "--batch", "2", "--cuts", "none", "--slice", "v5e:2x2", "--fix", "mlp=X:D*+B,Y:F")

@@ -1,4 +1,4 @@
-"""The programs that come with meshwright, and the one of the README."""
+"""The programs that come with meshwright, and the one of the docs."""
 
 import re
 from itertools import combinations, product
@@ -23,8 +23,10 @@ from strategies.readers.fit import fit_part, scope_of
 from strategies.readers.rates import Ints, tabulate_rates
 from strategies.tables.tables import price_body
 
-README = (Path(__file__).parents[2] / "strategies" / "README.md").read_text("utf-8")
-EXAMPLE = re.findall(r"```layout\n(.*?)```", README, re.S)[0]
+DOCS = Path(__file__).parents[2] / "docs"
+NOTATION = (DOCS / "reference" / "notation.md").read_text("utf-8")
+OWN = (DOCS / "how-to" / "your-own-strategy.md").read_text("utf-8")
+EXAMPLE = re.findall(r"```layout\n(.*?)```", OWN, re.S)[0]
 PROGRAMS = builtin_programs()
 MIXES = [
     frozenset({kind, *rest})
@@ -63,9 +65,9 @@ def test_the_primitives_are_those_of_the_design() -> None:
     }
 
 
-def test_the_readme_names_every_primitive_and_feature() -> None:
-    """A new primitive, feature, header line or component gets its line in the README."""
-    words = set(re.findall(r"\w+", README))
+def test_the_notation_page_names_every_primitive_and_feature() -> None:
+    """A new primitive, feature, header line or component gets its line on the page."""
+    words = set(re.findall(r"\w+", NOTATION))
     assert set(PRIMITIVES) | set(FEATURES) | {p.component for p in PROGRAMS} <= words
 
 
@@ -84,7 +86,7 @@ def test_every_weight_and_constraint_is_used(program: Program) -> None:
     assert {*program.weights, *program.cache, *program.constraints} <= used
 
 
-# The example of the README.
+# The example of the docs.
 
 V5E = parse_slice("v5e:4x4")
 RATES = tabulate_rates(V5E, [[Piece(axis=0, stride=1, size=4)], [Piece(axis=1, stride=1, size=4)]])
@@ -94,9 +96,9 @@ ROLES = [frozenset((*"XYGb", IDLE))] * 2
 
 
 def mlp(batch: int) -> Component:
-    """The MLP of Llama-3.1-70B in int8 with the built-in program and that of the README."""
+    """The MLP of Llama-3.1-70B in int8 with the built-in program and that of the docs."""
     work = Workload(phase="decode", batches=(batch,), context=32, dtypes=INT8)
-    return components(load_model("llama-3.1-70b"), work, parse_layout(EXAMPLE, "README.md"))[1]
+    return components(load_model("llama-3.1-70b"), work, parse_layout(EXAMPLE, "your-own-strategy.md"))[1]
 
 
 def test_the_readme_s_program_is_a_file_that_can_be_read(tmp_path: Path) -> None:
