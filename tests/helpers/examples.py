@@ -38,7 +38,7 @@ def blocks(page: Path) -> list[tuple[str, bool]]:
 
 def examples(block: str) -> list[tuple[str, str]]:
     """(command, output) pairs of a block."""
-    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", block, flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
