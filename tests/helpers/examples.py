@@ -21,6 +21,8 @@ BLOCK = re.compile(
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
+UNSET = ("JAX_NUM_CPU_DEVICES", "COLUMNS")
+"""Variables that other tests, or pytest-xdist, set."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off|compiled in")
 
 
@@ -52,7 +54,7 @@ def clean(text: str) -> str:
 def bash(command: str, cwd: Path, first: str = "") -> str:
     """What a command prints, with the `meshwright` of this environment unless `first` defines another."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}  # other tests set it
+    env = {name: value for name, value in os.environ.items() if name not in UNSET}
     run = subprocess.run(
         ["bash", "-c", first + command], cwd=cwd, env={**env, "PATH": path}, capture_output=True, text=True
     )
