@@ -61,6 +61,6 @@ def skipped(level: str, mode: str, reason: str) -> Level:
     return Level(level=level, mode=mode, status=SKIPPED, reason=reason)
 
 
-def told(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
+def unjudged(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
     """A level that ran, and has nothing to hold what it found against; it never counts as passed."""
     return Level(level=level, mode=mode, status=TOLD, reason=reason, notes=notes)

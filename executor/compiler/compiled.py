@@ -38,17 +38,17 @@ class DoesNotFit:
     need_bytes: float
     have_bytes: float
 
-    def told(self, planned_bytes: float) -> str:
+    def describe(self, planned_bytes: float) -> str:
         """Both in words, and how much less this compiler lets a program use than was planned with, if it is less.
 
         >>> DoesNotFit(102.811e9, 102.789e9).told(planned_bytes=102.803e9)
         '102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with: the limit of the installed compiler)'
         """
         text = f"{gb(self.need_bytes)} needed, {gb(self.have_bytes)} usable"
-        less = planned_bytes - self.have_bytes
-        if less <= PRINTED_WITHIN_BYTES:
+        missing_bytes = planned_bytes - self.have_bytes
+        if missing_bytes <= PRINTED_WITHIN_BYTES:
             return text
-        return f"{text} ({less / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
+        return f"{text} ({missing_bytes / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def compile_on(
         compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         return too_big(str(error)) or _fail(slice_, error)
-    return _measured(compiled, time.perf_counter() - start)
+    return _to_compiled(compiled, time.perf_counter() - start)
 
 
 def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
@@ -103,11 +103,11 @@ def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
     """
     import jax
 
-    on = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
-    return dict(slice_.chip.compiler_options or {}) if on <= {"tpu"} else {}
+    platforms = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
+    return dict(slice_.chip.compiler_options or {}) if platforms <= {"tpu"} else {}
 
 
-def _measured(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
+def _to_compiled(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
     memory: Any = compiled.memory_analysis()
     return Compiled(
         argument_bytes=memory.argument_size_in_bytes,
@@ -127,8 +127,8 @@ def too_big(message: str) -> DoesNotFit | None:
     DoesNotFit(need_bytes=26843545600.0, have_bytes=16911433728.0)
     """
     for pattern in _TOO_BIG:
-        if found := pattern.search(message):
-            need, need_unit, have, have_unit = found.groups()
+        if match := pattern.search(message):
+            need, need_unit, have, have_unit = match.groups()
             return DoesNotFit(_bytes(need, need_unit), _bytes(have, have_unit))
     return None
 

@@ -28,23 +28,27 @@ class ExpectedCollective:
     text: str
 
 
-def promises(
+def expected_collectives(
     steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width, *, as_run: bool = False
 ) -> list[ExpectedCollective]:
     """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape).
 
     `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
     """
-    found = []
+    expected = []
     for step in steps:
         for comm in step.comms:
             axes = tuple(axis for axis in sizes if axis in comm.axes and sizes[axis] > 1)
             if axes and comm.bytes * comm.times * step.layers:
-                each = width(step, comm)
+                element_bytes = width(step, comm)
                 text = f"{step.component}: {step.text}"
                 kind = (as_run and comm.runs_as) or comm.kind
-                found.append(ExpectedCollective(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
-    return found
+                expected.append(
+                    ExpectedCollective(
+                        kind, axes, comm.bytes / element_bytes, element_bytes, comm.times * step.layers, text
+                    )
+                )
+    return expected
 
 
 def widths(plan: Plan) -> Width:

@@ -32,7 +32,7 @@ _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opco
     opcode: name for name, opcode in _UNPRICED.items()
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
-_HANDED_ON = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
+_FORWARDING = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
 _WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
 
 
@@ -112,105 +112,114 @@ def collectives(text: str) -> list[Collective]:
     module = parse_hlo(text)
     runs = module.runs()
     callers = {name: caller for caller, name in calls(module) if caller.opcode in _WRAPPERS}
-    found = [
-        _collective(module, at, i, callers.get(at.name), runs[at.name])
-        for at in module.computations.values()
-        if at.name in runs
-        for i in at.instructions.values()
-        if i.opcode.removesuffix("-start") in _KIND_OF and not _again(at, i)
+    result = [
+        _collective(module, computation, instruction, callers.get(computation.name), runs[computation.name])
+        for computation in module.computations.values()
+        if computation.name in runs
+        for instruction in computation.instructions.values()
+        if instruction.opcode.removesuffix("-start") in _KIND_OF and not _is_continuation(computation, instruction)
     ]
-    return [c for c in found if c.pairs or not c.groups or len(c.groups[0]) > 1]
+    return [c for c in result if c.pairs or not c.groups or len(c.groups[0]) > 1]
 
 
-def _again(at: Computation, i: Instruction) -> bool:
+def _is_continuation(computation: Computation, instruction: Instruction) -> bool:
     """Whether this is the middle or the end of a collective that the TPU spread over several fusions."""
-    started = any(j.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for j in at.instructions.values())
-    return "async_collective_fusion_config" in i.attributes and not started
+    started = any(
+        other.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for other in computation.instructions.values()
+    )
+    return "async_collective_fusion_config" in instruction.attributes and not started
 
 
 def _collective(
-    module: Module, at: Computation, i: Instruction, caller: Instruction | None, runs: int | None
+    module: Module, computation: Computation, instruction: Instruction, caller: Instruction | None, runs: int | None
 ) -> Collective:
-    kind = _KIND_OF[i.opcode.removesuffix("-start")]
-    groups = _groups(i, module.partitions)
-    operands = _moved(at, i)
-    name = _op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i)
-    found = Collective(
+    kind = _KIND_OF[instruction.opcode.removesuffix("-start")]
+    groups = _groups(instruction, module.partitions)
+    operands = _moved_shapes(computation, instruction)
+    name = _op_name(instruction) or (caller and _op_name(caller)) or _reducer_name(module, instruction)
+    collective = Collective(
         kind=kind,
-        name=i.name,
+        name=instruction.name,
         op_name=name,
-        user_op_name="" if name else _user_name(at, i),
-        parts=tuple(_part(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
+        user_op_name="" if name else _user_name(computation, instruction),
+        parts=tuple(_operand(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
         groups=groups,
-        pairs=_pairs(i),
+        pairs=_pairs(instruction),
         runs=runs,
-        emitter=_emitter(i) or (_emitter(caller) if caller else None),
+        emitter=_emitter(instruction) or (_emitter(caller) if caller else None),
     )
-    return _scattered(at, i, found) if caller and caller.opcode == "fusion" and kind == "AllReduce" else found
+    return (
+        _as_reduce_scatter(computation, instruction, collective)
+        if caller and caller.opcode == "fusion" and kind == "AllReduce"
+        else collective
+    )
 
 
-def _op_name(i: Instruction) -> str:
-    return i.attribute(r'op_name="([^"]*)"') or ""
+def _op_name(instruction: Instruction) -> str:
+    return instruction.attribute(r'op_name="([^"]*)"') or ""
 
 
-def _reducer_name(module: Module, i: Instruction) -> str:
+def _reducer_name(module: Module, instruction: Instruction) -> str:
     """The name that a reduction's computation kept, where a rewrite lost the reduction's own."""
-    reducer = module.computations.get(i.attribute(r"to_apply=%([\w.\-]+)") or "")
+    reducer = module.computations.get(instruction.attribute(r"to_apply=%([\w.\-]+)") or "")
     return next((name for j in reducer.instructions.values() if (name := _op_name(j))), "") if reducer else ""
 
 
-def _user_name(at: Computation, i: Instruction) -> str:
+def _user_name(computation: Computation, instruction: Instruction) -> str:
     """The name of what first uses a result, or, where that is nameless and only hands it on, of what uses that."""
-    users = [j for j in at.instructions.values() if i.name in j.operands]
-    onward = (j for j in users if j.opcode in _HANDED_ON or j.opcode.endswith("-done"))
+    users = [j for j in computation.instructions.values() if instruction.name in j.operands]
+    onward = (j for j in users if j.opcode in _FORWARDING or j.opcode.endswith("-done"))
     return next((name for j in users if (name := _op_name(j))), "") or next(
-        (name for j in onward if (name := _user_name(at, j))), ""
+        (name for j in onward if (name := _user_name(computation, j))), ""
     )
 
 
-def _scattered(at: Computation, i: Instruction, found: Collective) -> Collective:
+def _as_reduce_scatter(computation: Computation, instruction: Instruction, collective: Collective) -> Collective:
     """An AllReduce of which a fusion keeps one slice runs as a ReduceScatter; the fusion may pad its operand."""
-    if at.origin(at.root).opcode != "dynamic-slice":
-        return found
-    shapes = [at.origin(o) for o in i.operands]
-    whole = [at.instructions[s.operands[0]] if s.opcode == "pad" else s for s in shapes]
-    parts = tuple(_part("ReduceScatter", w.shapes[0], 1) for w in whole)
+    if computation.origin(computation.root).opcode != "dynamic-slice":
+        return collective
+    sources = [computation.origin(o) for o in instruction.operands]
+    unpadded = [computation.instructions[s.operands[0]] if s.opcode == "pad" else s for s in sources]
+    parts = tuple(_operand("ReduceScatter", w.shapes[0], 1) for w in unpadded)
     return replace(
-        found, kind="ReduceScatter", parts=parts, padding=found.elements - sum(part.elements for part in parts)
+        collective,
+        kind="ReduceScatter",
+        parts=parts,
+        padding=collective.elements - sum(part.elements for part in parts),
     )
 
 
-def _moved(at: Computation, i: Instruction) -> list[Shape]:
-    shapes = [at.instructions[o].shapes[0] for o in i.operands if at.instructions[o].shapes]
+def _moved_shapes(computation: Computation, instruction: Instruction) -> list[Shape]:
+    shapes = [computation.instructions[o].shapes[0] for o in instruction.operands if computation.instructions[o].shapes]
     arrays = [shape for shape in shapes if shape.dtype != "token"]
-    if i.opcode == "ragged-all-to-all":
+    if instruction.opcode == "ragged-all-to-all":
         return arrays[:1]
-    sizes = i.attribute(r"slice_sizes=\{\{([\d,]+)\}")
+    sizes = instruction.attribute(r"slice_sizes=\{\{([\d,]+)\}")
     if sizes and len(arrays) > 2:  # a permute of a part, in place: the operands are both arrays and two offsets
         return [Shape(arrays[0].dtype, tuple(map(int, sizes.split(","))))]
     return arrays
 
 
-def _part(kind: str, shape: Shape, n: int) -> Operand:
-    whole = kind in KINDS and KINDS[kind].v_is_n_operands
-    return Operand(shape.elements * (n if whole else 1), shape.dtype, shape.bits)
+def _operand(kind: str, shape: Shape, n: int) -> Operand:
+    times_devices = kind in KINDS and KINDS[kind].v_is_n_operands
+    return Operand(shape.elements * (n if times_devices else 1), shape.dtype, shape.bits)
 
 
-def _emitter(i: Instruction) -> str | None:
-    if "DEVICE_TYPE_SPARSECORE" in i.attributes:
+def _emitter(instruction: Instruction) -> str | None:
+    if "DEVICE_TYPE_SPARSECORE" in instruction.attributes:
         return "SparseCore"
-    if "async_collective_fusion_config" in i.attributes:
+    if "async_collective_fusion_config" in instruction.attributes:
         return "AsyncCollectiveFusion"
-    return i.attribute(r'"emitter":"(\w+)"')
+    return instruction.attribute(r'"emitter":"(\w+)"')
 
 
-def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:
-    text = i.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    text = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text or ""))
 
 
-def _groups(i: Instruction, devices: int) -> Groups:
-    text = i.attribute(GROUPS)
+def _groups(instruction: Instruction, devices: int) -> Groups:
+    text = instruction.attribute(GROUPS)
     return parse_groups(text, devices) if text else ()
 
 
@@ -222,26 +231,26 @@ def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] 
     """
     if sorted(member for group in groups for member in group) != list(range(prod(sizes.values()))):
         return None
-    axes = _varying(groups, sizes)
+    axes = _varying_axes(groups, sizes)
     size = prod(sizes[axis] for axis in axes)
-    rest = [len(set(_fixed(group, axes, sizes))) for group in groups]
+    rest = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
     return axes if all(len(group) == size for group in groups) and set(rest) == {1} else None
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
     """The mesh axes along which the sources and targets of a permute differ."""
-    return _varying(pairs, sizes) or None
+    return _varying_axes(pairs, sizes) or None
 
 
-def _varying(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def _varying_axes(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
     places = [np.array(np.unravel_index(list(group), tuple(sizes.values()))) for group in groups]
-    return tuple(axis for n, axis in enumerate(sizes) if any(len(set(at[n].tolist())) > 1 for at in places))
+    return tuple(axis for n, axis in enumerate(sizes) if any(len(set(place[n].tolist())) > 1 for place in places))
 
 
-def _fixed(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+def _other_coordinates(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     places = np.array(np.unravel_index(list(group), tuple(sizes.values())))
-    kept = [n for n, axis in enumerate(sizes) if axis not in axes]
-    return [tuple(row) for row in places[kept].T.tolist()]
+    fixed = [n for n, axis in enumerate(sizes) if axis not in axes]
+    return [tuple(row) for row in places[fixed].T.tolist()]
 
 
 def big_copies(text: str, nbytes: float) -> list[Array]:
@@ -256,38 +265,38 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
     """
     module = parse_hlo(text)
     runs = module.runs()
-    inner = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
-    found = [
-        Array(i.name, _root_opcode(module, i), _op_name(i), shape, runs[at.name])
-        for at in module.computations.values()
-        if at.name in runs and at.name not in inner
-        for i in at.instructions.values()
-        for shape in _made(module, i)
+    inlined = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
+    arrays = [
+        Array(instruction.name, _root_opcode(module, instruction), _op_name(instruction), shape, runs[computation.name])
+        for computation in module.computations.values()
+        if computation.name in runs and computation.name not in inlined
+        for instruction in computation.instructions.values()
+        for shape in _result_shapes(module, instruction)
         if shape.space == 0 and shape.nbytes >= nbytes
     ]
-    return sorted(found, key=lambda a: -a.shape.nbytes)
+    return sorted(arrays, key=lambda a: -a.shape.nbytes)
 
 
-def _made(module: Module, i: Instruction) -> Iterator[Shape]:
+def _result_shapes(module: Module, instruction: Instruction) -> Iterator[Shape]:
     """What an instruction makes in memory; of a started call what it calls gives, of a started copy what comes first.
 
     The type of a started call holds its result up to libtpu 0.0.42, and none in 0.0.50.
     """
-    if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
+    if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
         return
-    if i.opcode in ("call-start", "async-start"):
-        called = module.computations[i.called[0]]
+    if instruction.opcode in ("call-start", "async-start"):
+        called = module.computations[instruction.called[0]]
         yield from called.instructions[called.root].shapes
     else:
-        yield from i.shapes[:1] if i.opcode == "copy-start" else i.shapes
+        yield from instruction.shapes[:1] if instruction.opcode == "copy-start" else instruction.shapes
 
 
-def _root_opcode(module: Module, i: Instruction) -> str:
-    if "sparse-core-data-format" in i.name:
+def _root_opcode(module: Module, instruction: Instruction) -> str:
+    if "sparse-core-data-format" in instruction.name:
         return "format"
-    if i.opcode not in _WRAPPERS:
-        return i.opcode.removesuffix("-start")
-    inner = module.computations[i.called[0]]
+    if instruction.opcode not in _WRAPPERS:
+        return instruction.opcode.removesuffix("-start")
+    inner = module.computations[instruction.called[0]]
     root = inner.instructions[inner.root]
     while root.opcode in ("bitcast", "convert") and root.operands[0] in inner.instructions:
         root = inner.instructions[root.operands[0]]

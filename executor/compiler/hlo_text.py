@@ -53,8 +53,8 @@ class Shape:
         >>> Shape("bf16", ()).bits, Shape("f8e4m3fn", ()).bits, Shape("s4", ()).bits, Shape("pred", ()).bits
         (16, 8, 4, 8)
         """
-        found = re.search(r"\d+", self.dtype)
-        return _BITS[self.dtype] if self.dtype in _BITS else int(found[0]) if found else 0
+        match = re.search(r"\d+", self.dtype)
+        return _BITS[self.dtype] if self.dtype in _BITS else int(match[0]) if match else 0
 
     @property
     def nbytes(self) -> float:
@@ -84,8 +84,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a pattern in the attributes."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class Computation:
 
     def origin(self, name: str) -> Instruction:
         """What an instruction's value is a mere copy, bitcast or conversion of."""
-        found = self.instructions[name]
-        while found.opcode in _MOVES and found.operands and found.operands[0] in self.instructions:
-            found = self.instructions[found.operands[0]]
-        return found
+        instruction = self.instructions[name]
+        while instruction.opcode in _MOVES and instruction.operands and instruction.operands[0] in self.instructions:
+            instruction = self.instructions[instruction.operands[0]]
+        return instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,73 +123,77 @@ class Module:
 
         Each branch of a conditional counts as taken.
         """
-        found: dict[str, int | None] = {}
-        self._visit(self.computations[self.entry], 1, lambda index: None, found)
-        return found
+        counts: dict[str, int | None] = {}
+        self._visit(self.computations[self.entry], 1, lambda index: None, counts)
+        return counts
 
-    def _visit(self, at: Computation, times: int | None, outer: Outer, found: dict[str, int | None]) -> None:
-        found[at.name] = _sum(found.get(at.name, 0), times)
-        for i in at.instructions.values():
-            inside = _tuple_values(at, i, outer) if i.opcode == "while" else lambda index: None
-            inner = _product(times, self._trips(i, inside)) if i.opcode == "while" else times
-            for name in i.called:
+    def _visit(
+        self, computation: Computation, times: int | None, outer: TupleValues, counts: dict[str, int | None]
+    ) -> None:
+        counts[computation.name] = _sum(counts.get(computation.name, 0), times)
+        for instruction in computation.instructions.values():
+            inside = (
+                _tuple_values(computation, instruction, outer) if instruction.opcode == "while" else lambda index: None
+            )
+            inner = _product(times, self._trips(instruction, inside)) if instruction.opcode == "while" else times
+            for name in instruction.called:
                 if name in self.computations:
-                    self._visit(self.computations[name], inner, inside, found)
+                    self._visit(self.computations[name], inner, inside, counts)
 
-    def _trips(self, loop: Instruction, start: Outer) -> int | None:
-        noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
-        if noted:
-            return int(noted)
+    def _trips(self, loop: Instruction, start: TupleValues) -> int | None:
+        known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+        if known:
+            return int(known)
         condition, body = (
             self.computations[loop.attribute(rf"\b{k}=%([\w.\-]+)") or ""] for k in ("condition", "body")
         )
-        test, sides = self._inlined(condition, condition.root)
+        test, operands = self._inlined(condition, condition.root)
         if test.opcode != "compare" or test.attribute(r"direction=(\w+)") != "LT":
             return None
-        counter, bound = _index(condition, sides[0]), _constant(condition, sides[1], start)
+        counter, bound = _element_number(condition, operands[0]), _constant(condition, operands[1], start)
         first = None if counter is None else start(counter)
         if counter is None or bound is None or first is None:
             return None
         return max(0, ceil((bound - first) / self._step(body, counter, start)))
 
-    def _step(self, body: Computation, counter: int, start: Outer) -> int:
+    def _step(self, body: Computation, counter: int, start: TupleValues) -> int:
         """By how much a loop's counter grows; 1 where its addition is not recognised."""
         root = body.instructions[body.root]
         if root.opcode != "tuple":
             return 1
-        grown, sides = self._inlined(body, body.origin(root.operands[counter]).name)
-        values = [_constant(body, side, start) for side in sides if _index(body, side) != counter]
+        grown, operands = self._inlined(body, body.origin(root.operands[counter]).name)
+        values = [_constant(body, operand, start) for operand in operands if _element_number(body, operand) != counter]
         return values[0] if grown.opcode == "add" and len(values) == 1 and values[0] else 1
 
-    def _inlined(self, at: Computation, name: str) -> tuple[Instruction, tuple[str, ...]]:
+    def _inlined(self, computation: Computation, name: str) -> tuple[Instruction, tuple[str, ...]]:
         """An instruction and its operands, seen through a fusion that holds nothing else."""
-        found = at.origin(name)
-        if found.opcode != "fusion":
-            return found, found.operands
-        inner = self.computations[found.called[0]]
+        instruction = computation.origin(name)
+        if instruction.opcode != "fusion":
+            return instruction, instruction.operands
+        inner = self.computations[instruction.called[0]]
         root = inner.instructions[inner.root]
-        sides = [inner.origin(o) for o in root.operands]
-        if any(s.opcode != "parameter" for s in sides):
-            return found, ()
-        return root, tuple(found.operands[int(s.arguments)] for s in sides)
+        origins = [inner.origin(o) for o in root.operands]
+        if any(origin.opcode != "parameter" for origin in origins):
+            return instruction, ()
+        return root, tuple(instruction.operands[int(origin.arguments)] for origin in origins)
 
 
-Outer = Callable[[int], int | None]  # an element of a loop's first tuple -> its value, if constant
+TupleValues = Callable[[int], int | None]  # an element of a loop's first tuple -> its value, if constant
 
 
 def parse_hlo(text: str) -> Module:
     """Read `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
-    entry, name, root, found = "", "", "", dict[str, Instruction]()
+    entry, name, root, instructions = "", "", "", dict[str, Instruction]()
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         header = _HEADER.match(line)
         if header:
-            name, root, found = header[2], "", {}
+            name, root, instructions = header[2], "", {}
             entry = name if header[1] else entry
         elif line.startswith("}"):
-            computations[name] = Computation(name, found, root)
+            computations[name] = Computation(name, instructions, root)
         elif name and (start := _INSTRUCTION.match(line)):
-            found[start[2]] = _instruction(start[2], line[start.end() :])
+            instructions[start[2]] = _instruction(start[2], line[start.end() :])
             root = start[2] if start[1] else root
     partitions = re.search(r"num_partitions=(\d+)", text)
     return Module(computations, entry, int(partitions[1]) if partitions else 1)
@@ -215,7 +219,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(_shape(*found) for found in _SHAPE.findall(text))
+    return tuple(_shape(*match) for match in _SHAPE.findall(text))
 
 
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
@@ -227,33 +231,33 @@ def _shape(dtype: str, dims: str, layout: str) -> Shape:
 def _closing(text: str, start: int = 0) -> int:
     """Where the bracket that opens at `start` has closed."""
     depth = 0
-    for found in re.finditer(r"[()]", text[start:]):
-        depth += 1 if found[0] == "(" else -1
+    for bracket in re.finditer(r"[()]", text[start:]):
+        depth += 1 if bracket[0] == "(" else -1
         if depth == 0:
-            return start + found.end()
+            return start + bracket.end()
     return len(text)
 
 
-def _tuple_values(at: Computation, loop: Instruction, outer: Outer) -> Outer:
-    first = at.origin(loop.operands[0])
-    return lambda index: _constant(at, first.operands[index], outer) if first.opcode == "tuple" else None
+def _tuple_values(computation: Computation, loop: Instruction, outer: TupleValues) -> TupleValues:
+    first = computation.origin(loop.operands[0])
+    return lambda index: _constant(computation, first.operands[index], outer) if first.opcode == "tuple" else None
 
 
-def _constant(at: Computation, name: str, outer: Outer) -> int | None:
+def _constant(computation: Computation, name: str, outer: TupleValues) -> int | None:
     """The integer that an instruction is, where it is constant."""
-    found = at.origin(name)
-    if found.opcode == "constant":
-        return int(found.arguments) if re.fullmatch(r"-?\d+", found.arguments) else None
-    index = _index(at, name)
+    instruction = computation.origin(name)
+    if instruction.opcode == "constant":
+        return int(instruction.arguments) if re.fullmatch(r"-?\d+", instruction.arguments) else None
+    index = _element_number(computation, name)
     return None if index is None else outer(index)
 
 
-def _index(at: Computation, name: str) -> int | None:
+def _element_number(computation: Computation, name: str) -> int | None:
     """Which element of the computation's parameter an instruction is."""
-    found = at.origin(name)
-    if found.opcode != "get-tuple-element" or at.origin(found.operands[0]).opcode != "parameter":
+    instruction = computation.origin(name)
+    if instruction.opcode != "get-tuple-element" or computation.origin(instruction.operands[0]).opcode != "parameter":
         return None
-    return int(found.attribute(r"index=(\d+)") or 0)
+    return int(instruction.attribute(r"index=(\d+)") or 0)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
@@ -278,7 +282,7 @@ def parse_groups(text: str, devices: int) -> Groups:
         listed = re.findall(r"\{([\d,]+)\}", text)
         return tuple(tuple(map(int, group.split(","))) for group in listed) or (tuple(range(devices)),)
     shape, dims, order = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()  # type: ignore[union-attr]
-    return _rows(_numbered(dims, order).reshape(_ints(shape)))
+    return _rows(_device_ids(dims, order).reshape(_ints(shape)))
 
 
 def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Groups:
@@ -294,12 +298,12 @@ def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Gr
         part = part or size
         inside.append(len(shape) + 1)
         shape += [before, part, size // before // part]
-    ids = _numbered(dims or str(prod(shape)), order).reshape(shape)
+    ids = _device_ids(dims or str(prod(shape)), order).reshape(shape)
     ids = ids.transpose([n for n in range(ids.ndim) if n not in inside] + inside)
     return _rows(ids.reshape(-1, prod(shape[n] for n in inside)))
 
 
-def _numbered(dims: str, order: str | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _device_ids(dims: str, order: str | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     ids = np.arange(prod(_ints(dims))).reshape(_ints(dims))
     return ids.transpose(_ints(order)) if order else ids
 

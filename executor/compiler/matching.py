@@ -18,8 +18,8 @@ class Rewrite:
     """Promised collectives that run as others; `extra_bytes`: what each device sends beyond what was priced."""
 
     kind: str
-    promised: tuple[ExpectedCollective, ...]
-    found: tuple[Collective, ...]
+    expected: tuple[ExpectedCollective, ...]
+    compiled: tuple[Collective, ...]
     extra_bytes: float
 
 
@@ -32,7 +32,7 @@ class UnmatchedRun:
     elements: float
     width: float
     runs: int
-    promise: ExpectedCollective | None = None
+    expected: ExpectedCollective | None = None
     collective: Collective | None = None
 
 
@@ -41,68 +41,70 @@ class Matching:
     """Both sides on a mesh of these sizes. `widens`: whether the compiler may move more bytes per element."""
 
     sizes: Sizes
-    want: list[UnmatchedRun]
-    got: list[UnmatchedRun]
+    expected: list[UnmatchedRun]
+    compiled: list[UnmatchedRun]
     widens: bool = True
     rewrites: list[Rewrite] = field(default_factory=list)
     pairs: list[tuple[UnmatchedRun, UnmatchedRun]] = field(default_factory=list)
 
-    def ways(self, axes: tuple[str, ...]) -> int:
+    def devices_along(self, axes: tuple[str, ...]) -> int:
         """Devices along these axes."""
         return prod(self.sizes[axis] for axis in axes)
 
-    def sent(self, lot: UnmatchedRun) -> float:
+    def sent_bytes(self, unmatched: UnmatchedRun) -> float:
         """Bytes that each device sends in one run."""
-        return lot.elements * lot.width * sent_share(lot.kind, self.ways(lot.axes))
+        return unmatched.elements * unmatched.width * sent_share(unmatched.kind, self.devices_along(unmatched.axes))
 
-    def extra(self, wants: Sequence[UnmatchedRun], gots: Sequence[UnmatchedRun]) -> float:
+    def extra_bytes(self, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun]) -> float:
         """Bytes that all runs left of these send beyond those of the promises."""
-        sent = [sum(lot.runs * self.sent(lot) for lot in lots) for lots in (wants, gots)]
+        sent = [sum(unmatched.runs * self.sent_bytes(unmatched) for unmatched in runs) for runs in (expected, compiled)]
         return sent[1] - sent[0]
 
-    def take(self, kind: str, want: Sequence[UnmatchedRun], got: Sequence[UnmatchedRun]) -> None:
+    def match(self, kind: str, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun]) -> None:
         """Explain as many runs as all of these lots have."""
-        runs = min(lot.runs for lot in (*want, *got))
-        extra = runs * (sum(map(self.sent, got)) - sum(map(self.sent, want)))
-        for lot in (*want, *got):
-            lot.runs -= runs
+        runs = min(unmatched.runs for unmatched in (*expected, *compiled))
+        extra = runs * (sum(map(self.sent_bytes, compiled)) - sum(map(self.sent_bytes, expected)))
+        for unmatched in (*expected, *compiled):
+            unmatched.runs -= runs
         if runs and kind:
-            self.note(kind, want, got, extra)
+            self.note(kind, expected, compiled, extra)
 
-    def note(self, kind: str, want: Sequence[UnmatchedRun], got: Sequence[UnmatchedRun], extra_bytes: float) -> None:
+    def note(
+        self, kind: str, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun], extra_bytes: float
+    ) -> None:
         """Add a rewrite."""
-        self.rewrites.append(Rewrite(kind, promised(want), found(got), extra_bytes))
+        self.rewrites.append(Rewrite(kind, expected_collectives_of(expected), collectives_of(compiled), extra_bytes))
 
-    def open(
-        self, want: UnmatchedRun, kind: str, elements: float, axes: tuple[str, ...] | None = None
+    def candidates(
+        self, expected: UnmatchedRun, kind: str, elements: float, axes: tuple[str, ...] | None = None
     ) -> Iterator[UnmatchedRun]:
         """Found lots with runs left of this kind and size that may do what was promised, over its axes or others."""
-        for lot in self.got:
+        for unmatched in self.compiled:
             if (
-                lot.runs
-                and (lot.kind, lot.axes) == (kind, want.axes if axes is None else axes)
-                and isclose(lot.elements, elements, rel_tol=1e-6)
-                and (self.widens or lot.width <= want.width)
+                unmatched.runs
+                and (unmatched.kind, unmatched.axes) == (kind, expected.axes if axes is None else axes)
+                and isclose(unmatched.elements, elements, rel_tol=1e-6)
+                and (self.widens or unmatched.width <= expected.width)
             ):
-                yield lot
+                yield unmatched
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]]:
         """What is left on both sides, by kind and axes."""
         left: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
             lambda: ([], [])
         )
-        for side, lots in enumerate((self.want, self.got)):
-            for lot in lots:
-                if lot.runs:
-                    left[lot.kind, lot.axes][side].append(lot)
+        for side, runs in enumerate((self.expected, self.compiled)):
+            for unmatched in runs:
+                if unmatched.runs:
+                    left[unmatched.kind, unmatched.axes][side].append(unmatched)
         return left
 
 
-def promised(lots: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:
+def expected_collectives_of(runs: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:
     """The promises of lots, each once."""
-    return tuple(dict.fromkeys(lot.promise for lot in lots if lot.promise))
+    return tuple(dict.fromkeys(unmatched.expected for unmatched in runs if unmatched.expected))
 
 
-def found(lots: Sequence[UnmatchedRun]) -> tuple[Collective, ...]:
+def collectives_of(runs: Sequence[UnmatchedRun]) -> tuple[Collective, ...]:
     """The collectives of lots, each once."""
-    return tuple(dict.fromkeys(lot.collective for lot in lots if lot.collective))
+    return tuple(dict.fromkeys(unmatched.collective for unmatched in runs if unmatched.collective))
