@@ -1,6 +1,6 @@
-"""What a compiled program does between devices, and what it copies: read from its HLO, CPU's or TPU's.
+"""Read the collectives and the copies of a compiled program from its HLO text, of the CPU or the TPU compiler.
 
-Elements are in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
+Elements are counted in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
 ReduceScatter, the local array for AllReduce, the local array times the group size for AllToAll, the local shard for
 CollectivePermute. Replica groups number the devices in the order of the mesh, row by row.
 """
@@ -33,12 +33,12 @@ _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opco
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
 _FORWARDING = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
-_WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
+_WRAPPERS = ("fusion", "call-start", "async-start")  # these opcodes run a computation as one operation
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of a collective: elements in the convention of the prices, and how it travels."""
+    """One operand of a collective: elements in the convention of the prices, HLO dtype, and bits per element."""
 
     elements: int
     dtype: str
@@ -46,7 +46,7 @@ class Operand:
 
     @property
     def nbytes(self) -> float:
-        """Bytes of the elements."""
+        """The bytes of its elements."""
         return self.elements * self.bits / 8
 
 
@@ -54,9 +54,11 @@ class Operand:
 class Collective:
     """A collective of a compiled program.
 
-    `runs` is None where a loop's trip count is unknown. `padding`: the elements that a ReduceScatter moves beyond its
-    parts. `user_op_name`: of what first uses the result, where there is no `op_name`. `emitter` says how the TPU does
-    it, where noted.
+    `kind`: the name of `strategies.kinds`, such as `AllGather`. `name`: the HLO instruction. `op_name`: the JAX scope
+    that it comes from; `user_op_name`: the scope of the first user of its result, if `op_name` is empty. `parts`: its
+    operands. `groups`: its replica groups of device numbers; `pairs`: source and target devices of a permute. `runs`:
+    runs per run of the program, None if a loop's trip count is unknown. `padding`: the elements that a ReduceScatter
+    moves beyond its parts. `emitter`: how the TPU executes it, if the HLO names that, such as `SparseCore`.
     """
 
     kind: str
@@ -72,22 +74,22 @@ class Collective:
 
     @property
     def elements(self) -> int:
-        """Elements of one run."""
+        """The elements of one run, over all operands."""
         return sum(part.elements for part in self.parts)
 
     @property
     def nbytes(self) -> float:
-        """Bytes of one run."""
+        """The bytes of one run, over all operands."""
         return sum(part.nbytes for part in self.parts)
 
     def axes(self, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-        """The mesh axes (of `mesh.shape`) that it runs over; None where its groups are no axes."""
+        """Return the axes of a mesh (`sizes`: `mesh.shape`) that it runs over; None if its groups match no axes."""
         return axes_of_pairs(self.pairs, sizes) if self.pairs else axes_of_groups(self.groups, sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that a program makes: where, of what shape, how often."""
+    """An array that a program writes: the instruction, its opcode and JAX scope, the shape, and the runs."""
 
     name: str
     opcode: str
@@ -97,7 +99,9 @@ class Array:
 
 
 def sent_share(kind: str, n: int) -> float:
-    """The share of V that each of n devices sends, of a kind that is priced or one that is only found.
+    """Return the share of a collective's bytes V that each of n devices sends.
+
+    Kinds that no plan prices, such as `Send`, are included, because a compiler may add them.
 
     >>> sent_share("AllReduce", 4), sent_share("Send", 2)
     (1.5, 1.0)
@@ -108,7 +112,11 @@ def sent_share(kind: str, n: int) -> float:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective of a compiled program, each once: of an asynchronous one, its start."""
+    """Return every collective of a compiled program once, from the text of `compiled.as_text()`.
+
+    An asynchronous collective counts as its `-start` instruction. Collectives within groups of one device are left
+    out.
+    """
     module = parse_hlo(text)
     runs = module.runs()
     callers = {name: caller for caller, name in calls(module) if caller.opcode in _WRAPPERS}
@@ -123,7 +131,7 @@ def collectives(text: str) -> list[Collective]:
 
 
 def _is_continuation(computation: Computation, instruction: Instruction) -> bool:
-    """Whether this is the middle or the end of a collective that the TPU spread over several fusions."""
+    """Return whether this is the middle or the end of a collective that the TPU spread over several fusions."""
     started = any(
         other.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for other in computation.instructions.values()
     )
@@ -160,13 +168,13 @@ def _op_name(instruction: Instruction) -> str:
 
 
 def _reducer_name(module: Module, instruction: Instruction) -> str:
-    """The name that a reduction's computation kept, where a rewrite lost the reduction's own."""
+    """Return the scope that a reduction's computation kept; a rewrite may drop the one of the reduction itself."""
     reducer = module.computations.get(instruction.attribute(r"to_apply=%([\w.\-]+)") or "")
     return next((name for j in reducer.instructions.values() if (name := _op_name(j))), "") if reducer else ""
 
 
 def _user_name(computation: Computation, instruction: Instruction) -> str:
-    """The name of what first uses a result, or, where that is nameless and only hands it on, of what uses that."""
+    """Return the scope of the first user of a result, seen through nameless users that only forward the array."""
     users = [j for j in computation.instructions.values() if instruction.name in j.operands]
     onward = (j for j in users if j.opcode in _FORWARDING or j.opcode.endswith("-done"))
     return next((name for j in users if (name := _op_name(j))), "") or next(
@@ -175,7 +183,7 @@ def _user_name(computation: Computation, instruction: Instruction) -> str:
 
 
 def _as_reduce_scatter(computation: Computation, instruction: Instruction, collective: Collective) -> Collective:
-    """An AllReduce of which a fusion keeps one slice runs as a ReduceScatter; the fusion may pad its operand."""
+    """Turn an AllReduce of which its fusion keeps one slice into a ReduceScatter; the fusion may pad its operand."""
     if computation.origin(computation.root).opcode != "dynamic-slice":
         return collective
     sources = [computation.origin(o) for o in instruction.operands]
@@ -224,7 +232,9 @@ def _groups(instruction: Instruction, devices: int) -> Groups:
 
 
 def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes along which the groups lie, in the mesh's order; None where they are no axes.
+    """Return the mesh axes along which replica groups lie, in the mesh's order; None if they match no axes.
+
+    Device numbers count the mesh row by row, so group (0, 2) of a 2 x 2 mesh lies along its first axis.
 
     >>> axes_of_groups(((0, 2), (1, 3)), {"X": 2, "Y": 2})
     ('X',)
@@ -238,7 +248,7 @@ def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] 
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes along which the sources and targets of a permute differ."""
+    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none."""
     return _varying_axes(pairs, sizes) or None
 
 
@@ -254,14 +264,15 @@ def _other_coordinates(group: Sequence[int], axes: Sequence[str], sizes: Mapping
 
 
 def big_copies(text: str, nbytes: float) -> list[Array]:
-    """Copies and transposes whose result is in HBM and has at least so many bytes: a cache copied whole, say."""
+    """Return the copies and transposes of at least `nbytes` bytes in HBM, such as a copy of a whole KV cache."""
     return [a for a in big_arrays(text, nbytes) if a.opcode in ("copy", "transpose", "format")]
 
 
 def big_arrays(text: str, nbytes: float) -> list[Array]:
-    """Arrays in HBM of at least so many bytes that instructions make; arguments and mere views are none.
+    """Return the arrays of at least `nbytes` bytes in HBM that instructions write, the largest first.
 
-    A fusion counts as what its root is, so a fused copy is a `copy`; SparseCore's change of layout is a `format`.
+    Arguments and views (bitcasts, tuples) are left out. A fusion has the opcode of its root, so a fused copy is a
+    `copy`; SparseCore's change of layout is a `format`.
     """
     module = parse_hlo(text)
     runs = module.runs()
@@ -278,9 +289,10 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
 
 
 def _result_shapes(module: Module, instruction: Instruction) -> Iterator[Shape]:
-    """What an instruction makes in memory; of a started call what it calls gives, of a started copy what comes first.
+    """Yield the shapes of the arrays that an instruction writes.
 
-    The type of a started call holds its result up to libtpu 0.0.42, and none in 0.0.50.
+    A started call writes the root of its computation: its own type includes the result up to libtpu 0.0.42 but not in
+    0.0.50. A started copy writes the first shape of its type.
     """
     if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
         return

@@ -1,4 +1,8 @@
-"""Runs of promised and of found collectives that are not explained yet, and the rewrites that explained others."""
+"""The state of a comparison: expected and compiled runs that nothing explains yet, and the rewrites found so far.
+
+The rules of `executor.compiler.rewrites` work on a `Matching` one after the other: each subtracts the runs that it
+explains, and runs that are left at the end are differences.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,11 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Promised collectives that run as others; `extra_bytes`: what each device sends beyond what was priced."""
+    """Expected collectives that the compiler runs as others.
+
+    `kind`: a name from the table in `executor.compiler.rewrites`. `extra_bytes`: the bytes that each device sends
+    beyond the priced ones, over all runs; negative if it sends fewer.
+    """
 
     kind: str
     expected: tuple[ExpectedCollective, ...]
@@ -25,7 +33,10 @@ class Rewrite:
 
 @dataclass(slots=True)
 class UnmatchedRun:
-    """Runs of one promise, or of one operand of a collective, that are not explained yet."""
+    """Runs that no rule has explained yet, of one expected collective or of one operand of a compiled collective.
+
+    `runs` counts down as rules explain runs. Either `expected` or `collective` names the origin.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -38,7 +49,12 @@ class UnmatchedRun:
 
 @dataclass(slots=True)
 class Matching:
-    """Both sides on a mesh of these sizes. `widens`: whether the compiler may move more bytes per element."""
+    """The expected and the compiled runs of one program on a mesh.
+
+    `sizes`: `mesh.shape`, axis name -> size. `widens`: the compiler may move more bytes per element than priced, as the
+    CPU's does with bf16. `rewrites`: what the rules have found so far. `pairs`: expected and compiled runs of equal
+    kind, axes and elements.
+    """
 
     sizes: Sizes
     expected: list[UnmatchedRun]
@@ -48,20 +64,23 @@ class Matching:
     pairs: list[tuple[UnmatchedRun, UnmatchedRun]] = field(default_factory=list)
 
     def devices_along(self, axes: tuple[str, ...]) -> int:
-        """Devices along these axes."""
+        """Return the number of devices along these mesh axes."""
         return prod(self.sizes[axis] for axis in axes)
 
     def sent_bytes(self, unmatched: UnmatchedRun) -> float:
-        """Bytes that each device sends in one run."""
+        """Return the bytes that each device sends in one run."""
         return unmatched.elements * unmatched.width * sent_share(unmatched.kind, self.devices_along(unmatched.axes))
 
     def extra_bytes(self, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun]) -> float:
-        """Bytes that all runs left of these send beyond those of the promises."""
+        """Return the bytes that a device sends in the compiled runs that are left beyond those of the expected ones."""
         sent = [sum(unmatched.runs * self.sent_bytes(unmatched) for unmatched in runs) for runs in (expected, compiled)]
         return sent[1] - sent[0]
 
     def match(self, kind: str, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun]) -> None:
-        """Explain as many runs as all of these lots have."""
+        """Explain the expected runs by the compiled ones, as many runs as all of them have left.
+
+        `kind`: the rewrite to note; an empty string notes none, for runs that are equal.
+        """
         runs = min(unmatched.runs for unmatched in (*expected, *compiled))
         extra = runs * (sum(map(self.sent_bytes, compiled)) - sum(map(self.sent_bytes, expected)))
         for unmatched in (*expected, *compiled):
@@ -72,13 +91,17 @@ class Matching:
     def note(
         self, kind: str, expected: Sequence[UnmatchedRun], compiled: Sequence[UnmatchedRun], extra_bytes: float
     ) -> None:
-        """Add a rewrite."""
+        """Add a rewrite to `rewrites`, without changing any number of runs."""
         self.rewrites.append(Rewrite(kind, expected_collectives_of(expected), collectives_of(compiled), extra_bytes))
 
     def candidates(
         self, expected: UnmatchedRun, kind: str, elements: float, axes: tuple[str, ...] | None = None
     ) -> Iterator[UnmatchedRun]:
-        """Found lots with runs left of this kind and size that may do what was promised, over its axes or others."""
+        """Yield the compiled runs of this kind and number of elements that may do the work of `expected`.
+
+        `axes`: the mesh axes that they run over; None: those of `expected`. Unless `widens` is set, elements wider than
+        the expected ones are left out.
+        """
         for unmatched in self.compiled:
             if (
                 unmatched.runs
@@ -89,7 +112,7 @@ class Matching:
                 yield unmatched
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]]:
-        """What is left on both sides, by kind and axes."""
+        """Return the (expected, compiled) runs that are left, by kind and axes."""
         left: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
             lambda: ([], [])
         )
@@ -101,10 +124,10 @@ class Matching:
 
 
 def expected_collectives_of(runs: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:
-    """The promises of lots, each once."""
+    """Return the expected collectives that these runs belong to, each once."""
     return tuple(dict.fromkeys(unmatched.expected for unmatched in runs if unmatched.expected))
 
 
 def collectives_of(runs: Sequence[UnmatchedRun]) -> tuple[Collective, ...]:
-    """The collectives of lots, each once."""
+    """Return the compiled collectives that these runs belong to, each once."""
     return tuple(dict.fromkeys(unmatched.collective for unmatched in runs if unmatched.collective))

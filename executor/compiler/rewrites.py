@@ -1,21 +1,23 @@
-"""Promised against found: what the compiler rewrote, and what differs.
+"""Compare the expected collectives with the compiled ones: find what the compiler rewrote, and what differs.
 
-Collectives are compared as elements per (kind, mesh axes, size), times their runs. What remains on both sides is
-explained by the rewrites that compilers are known to do; the rest are differences, and each is a failure.
+Collectives of equal kind, mesh axes and elements match, run by run. Rules explain the remaining runs by the rewrites
+that compilers are known to do. Runs that no rule explains are differences, and each difference is a failure.
 
-    Widened         more bytes per element: CPU computes bf16 as float32       Narrowed   fewer
-    Merged          several promised ones run as one with several operands     Regrouped  other sizes, the same sum
-    Padded          a ReduceScatter that moves padding, and permutes what lies across its shards' borders
-    Repeated        one that XLA runs again where its result is needed again, rather than keep it
-    Reordered       an AllReduce behind the ReduceScatter that takes its result: of fewer elements
-    AsAllReduce     a ReduceScatter (then sliced), or an AllGather of zero-padded shards, or an AllToAll
-    AsAllGather     an AllToAll that gathers all and keeps a slice
+    Widened         more bytes per element: the CPU computes bf16 as float32
+    Narrowed        fewer bytes per element
+    Merged          several expected collectives run as one with several operands
+    Regrouped       collectives of other sizes over the same axes, with the same sum of elements
+    Padded          a ReduceScatter of padded shards, and permutes of what crosses the borders of the real shards
+    Repeated        a collective that XLA runs again, instead of keeping its result until the next use
+    Reordered       an AllReduce done behind the ReduceScatter that reads its result: it has fewer elements there
+    AsAllReduce     a ReduceScatter (then sliced), an AllGather of zero-padded shards, or an AllToAll
+    AsAllGather     an AllToAll that gathers everything and keeps a slice
     AsPermutes      an AllToAll as shifts
     AsTwo           an AllReduce as ReduceScatter and AllGather
-    ByAxes          one over two sets of axes as one over each
+    ByAxes          a collective over two sets of axes as one over each
 
-A rule explains runs on both sides, or leaves them alone: it accepts only what its promises prove, the kind, the axes
-and the elements of all that runs instead.
+A rule explains a run only if the kind, the axes and the elements of everything that runs instead prove the rewrite;
+otherwise it leaves the run alone.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ __all__ = ["CollectiveDiff", "Difference", "Rewrite", "compare_collectives"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`missing`: promised and not found; `extra`: the reverse; `changed`: both, for one kind and axes.
+    """Runs of one kind and axes that no rule explains.
 
-    `extra_bytes`: what each device sends beyond what was priced, of the runs that nothing explains: 1 of 80, say.
+    `kind`: `missing` (expected and not compiled), `extra` (compiled and not expected), or `changed` (both).
+    `extra_bytes`: the bytes that each device sends beyond the priced ones, counting only the unexplained runs, which
+    may be 1 of 80.
     """
 
     kind: str
@@ -48,21 +52,26 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDiff:
-    """The outcome for one program; it holds unless there is a difference."""
+    """The outcome of a comparison: the rewrites that explain runs, and the differences that remain."""
 
     rewrites: tuple[Rewrite, ...]
     differences: tuple[Difference, ...]
 
     @property
     def holds(self) -> bool:
-        """Whether every collective was promised, or is a rewrite of what was."""
+        """True if every compiled collective is an expected one or a rewrite of one, and none is missing."""
         return not self.differences
 
 
 def compare_collectives(
     expected: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes, *, widens: bool = True
 ) -> CollectiveDiff:
-    """Compare on a mesh of these axis sizes (`mesh.shape`). `widens`: the compiler may, as CPU's does with bf16."""
+    """Compare the expected collectives of a plan with those of its compiled program.
+
+    `sizes`: `mesh.shape`, axis name -> size. `widens`: allow more bytes per element than priced, as the CPU's compiler
+    needs for bf16; False for the TPU's. Compiled collectives over no mesh axes, or with an unknown number of runs, are
+    differences of kind `extra`.
+    """
     unmatched_expected = [UnmatchedRun(p.kind, p.axes, p.elements, p.width, p.runs, expected=p) for p in expected]
     unmatched_compiled, unmatchable = _unmatched_compiled(
         compiled, sizes, {(p.kind, p.axes, p.elements) for p in expected}
@@ -76,9 +85,10 @@ def compare_collectives(
 def _unmatched_compiled(
     compiled: Sequence[Collective], sizes: Sizes, expected: Container[tuple[str, tuple[str, ...], float]]
 ) -> tuple[list[UnmatchedRun], list[Difference]]:
-    """A lot per operand; collectives over no mesh axes, or run an unknown number of times, are differences at once.
+    """Return the compiled runs, one entry per operand, and the collectives that are differences at once.
 
-    Of an AllToAll (CPU passes its n shards), and where their sum was promised, all operands are one lot.
+    Differences are collectives over no mesh axes and those that run an unknown number of times. All operands together
+    are one entry for an AllToAll (the CPU passes its n shards as operands), and if their sum is expected.
     """
     unmatched, unmatchable = [], []
     for c in compiled:
@@ -105,7 +115,7 @@ def _differences(matching: Matching) -> Iterator[Difference]:
 
 
 def _summed(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
-    """One entry per kind, promise and collective."""
+    """Sum the rewrites of equal kind, expected and compiled collectives into one."""
     groups: dict[object, list[Rewrite]] = defaultdict(list)
     for rewrite in rewrites:
         groups[rewrite.kind, rewrite.expected, rewrite.compiled].append(rewrite)
@@ -116,7 +126,7 @@ def _summed(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
 
 
 def same(matching: Matching) -> None:
-    """Equal kind, axes and elements; equal width first."""
+    """Match runs of equal kind, axes and elements; those of equal bytes per element first."""
     for exact in (True, False):
         for expected in matching.expected:
             for compiled in matching.candidates(expected, expected.kind, expected.elements):
@@ -130,7 +140,7 @@ def same(matching: Matching) -> None:
 
 
 def merged(matching: Matching) -> None:
-    """Note which collectives do the work of several promises."""
+    """Note the compiled collectives that do the work of several expected ones (`Merged`)."""
     pairs_of: dict[str, list[tuple[UnmatchedRun, UnmatchedRun]]] = defaultdict(list)
     for expected, compiled in matching.pairs:
         if compiled.collective and len(compiled.collective.parts) > 1:
@@ -142,7 +152,7 @@ def merged(matching: Matching) -> None:
 
 
 def padded(matching: Matching) -> None:
-    """A ReduceScatter of padded shards: what lies across the real ones' borders is permuted there."""
+    """Explain a ReduceScatter of padded shards and the permutes that restore the borders of the real shards."""
     for expected, compiled in matching.pairs:
         c = compiled.collective
         if c and c.padding and c.runs:
@@ -154,7 +164,7 @@ def padded(matching: Matching) -> None:
 
 
 def _border_permutes(matching: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
-    """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
+    """Yield at most one permute per distance within the group, of no more elements than must go that far."""
     seen = set()
     for permute in sorted(
         matching.compiled, key=lambda permute: permute.runs != c.runs
@@ -176,7 +186,7 @@ def _border_permutes(matching: Matching, scatter: UnmatchedRun, c: Collective) -
 
 
 def _distance(permute: Collective, scatter: Collective) -> int | None:
-    """By how many places each pair of the permute goes forward in its group of the scatter, if all by the same."""
+    """Return the number of places that every pair of the permute moves forward in its group; None if they differ."""
     place = {device: (g, i) for g, group in enumerate(scatter.groups) for i, device in enumerate(group)}
     ends = [(place[a], place[b]) for a, b in permute.pairs]
     distances = {b[1] - a[1] if a[0] == b[0] else None for a, b in ends}
@@ -184,9 +194,10 @@ def _distance(permute: Collective, scatter: Collective) -> int | None:
 
 
 def _elements_over_borders(elements: float, c: Collective, distance: int) -> float:
-    """Elements of a padded shard that some device needs, of those `far` places on: of all, from the first to the last.
+    """Return how many elements of a padded shard must go `distance` places forward, as one span for all devices.
 
-    With n shards of r elements that are padded to p, device i has [i p, i p + p) and needs [i r, i r + r).
+    With n shards of r elements that are padded to p, device i has [i p, i p + p) and needs [i r, i r + r). The span
+    runs from the first to the last element of a shard that any device at that distance needs.
     """
     n = len(c.groups[0])
     unpadded, padded = elements / n, (elements + c.padding) / n
@@ -200,7 +211,7 @@ def _elements_over_borders(elements: float, c: Collective, distance: int) -> flo
 
 
 def repeated(matching: Matching) -> None:
-    """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
+    """Explain a collective `name.remat`, which repeats the matched collective `name` instead of keeping its result."""
     first = {
         compiled.collective.name: (expected, compiled) for expected, compiled in matching.pairs if compiled.collective
     }
@@ -212,7 +223,7 @@ def repeated(matching: Matching) -> None:
 
 
 def _is_repeat(a: UnmatchedRun, b: UnmatchedRun) -> bool:
-    """Whether b does what a did, for the same operation of the program, and no more often."""
+    """Return whether b repeats what a does, for the same operation of the program, and no more often."""
     first, second = a.collective, b.collective
     if not first or not second or first.op_name != second.op_name or (second.runs or 0) > (first.runs or 0):
         return False
@@ -220,7 +231,7 @@ def _is_repeat(a: UnmatchedRun, b: UnmatchedRun) -> bool:
 
 
 def reordered(matching: Matching) -> None:
-    """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
+    """Explain an AllReduce whose result a ReduceScatter over other axes reads and that runs on its scattered shards."""
     scatters = [
         unmatched
         for unmatched in matching.expected
@@ -240,7 +251,10 @@ def reordered(matching: Matching) -> None:
 
 
 def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
-    """Whether a promised scatter takes, as often, what a promised AllReduce over other axes gives; by their texts."""
+    """Return whether an expected ReduceScatter reads the result of an expected AllReduce over other axes.
+
+    Their steps' texts decide; both must run equally often and have the same elements.
+    """
     a, b = reduce.expected, scatter.expected
     if not a or not b or a.runs != b.runs or a.elements != b.elements or {*a.axes} & {*b.axes}:
         return False
@@ -249,7 +263,7 @@ def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
 
 
 def as_one(matching: Matching) -> None:
-    """Another kind whose elements are the same number; equal runs first."""
+    """Explain a collective that runs as an AllReduce or an AllGather of the same elements; equal runs first."""
     rewrites = {
         "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
         "AsAllGather": ("AllGather", ("AllToAll",)),
@@ -263,7 +277,7 @@ def as_one(matching: Matching) -> None:
 
 
 def as_two(matching: Matching) -> None:
-    """An AllReduce as a ReduceScatter and an AllGather."""
+    """Explain an AllReduce that runs as a ReduceScatter and an AllGather."""
     for expected in (unmatched for unmatched in matching.expected if unmatched.kind == "AllReduce"):
         for scatter in matching.candidates(expected, "ReduceScatter", expected.elements):
             for gather in matching.candidates(expected, "AllGather", expected.elements):
@@ -272,7 +286,10 @@ def as_two(matching: Matching) -> None:
 
 
 def by_axes(matching: Matching) -> None:
-    """Over A and B: whole over A, and 1/|A| of it (an AllReduce: whole) over B."""
+    """Explain a collective over axes A and B that runs as one over A and one over B.
+
+    The one over B has 1/|A| of the elements; all of them in an AllReduce.
+    """
     for expected in (
         unmatched for unmatched in matching.expected if unmatched.kind in ("AllGather", "ReduceScatter", "AllReduce")
     ):
@@ -286,7 +303,7 @@ def by_axes(matching: Matching) -> None:
 
 
 def as_permutes(matching: Matching) -> None:
-    """An AllToAll of n as n - 1 shifts of 1/n of the local array."""
+    """Explain an AllToAll over n devices that runs as n - 1 shifts of 1/n of the local array."""
     for expected in (unmatched for unmatched in matching.expected if unmatched.kind == "AllToAll"):
         n = matching.devices_along(expected.axes)
         shifts = list(matching.candidates(expected, "CollectivePermute", expected.elements / n**2))
@@ -296,7 +313,7 @@ def as_permutes(matching: Matching) -> None:
 
 
 def regrouped(matching: Matching) -> None:
-    """Other sizes over the same axes, and the same sum."""
+    """Explain collectives over the same axes that have other sizes, but the same sum of elements over all runs."""
     for expected, compiled in matching.by_key().values():
         total = sum(unmatched.elements * unmatched.runs for unmatched in compiled)
         widest = max((unmatched.width for unmatched in expected), default=0)
