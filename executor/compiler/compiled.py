@@ -45,7 +45,7 @@ class DoesNotFit:
     def describe(self, planned_bytes: float) -> str:
         """Return both numbers in words, and how many bytes fewer are usable than the plan assumed, if fewer.
 
-        >>> DoesNotFit(102.811e9, 102.789e9).told(planned_bytes=102.803e9)
+        >>> DoesNotFit(102.811e9, 102.789e9).describe(planned_bytes=102.803e9)
         '102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with: the limit of the installed compiler)'
         """
         text = f"{gb(self.need_bytes)} needed, {gb(self.have_bytes)} usable"
