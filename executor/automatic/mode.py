@@ -33,7 +33,7 @@ class Automatic(Engine):
 
     @cached_property
     def _plain(self) -> Plain:
-        return Plain(self.model, self.units, self._placed, self._parts)
+        return Plain(self.model, self.components, self._placed, self._parts)
 
     def _placed(self, unit: RunnableComponent, name: str, dims: str, x: Array) -> Array:
         """`x` where the constraints of that name for these dims want it, one after the other."""
@@ -51,10 +51,10 @@ class Automatic(Engine):
     @cached_property
     def _asked(self) -> dict[str, list[TensorSpec]]:
         """The constraints of each tensor in their order: `Q`, `Q@2` and so on."""
-        requested: dict[str, list[TensorSpec]] = {}
+        found: dict[str, list[TensorSpec]] = {}
         for name, asked in self.constraints.items():
-            requested.setdefault(name.partition("@")[0], []).append(asked)
-        return requested
+            found.setdefault(name.partition("@")[0], []).append(asked)
+        return found
 
     def decode_step(self, logits: bool = False) -> Any:
         """The jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); the cache is donated."""
@@ -83,9 +83,9 @@ def automatic_engine(
 ) -> Automatic:
     """The engine of a plan in automatic mode, under these constraints."""
     made = engine_of(loaded, mesh, options)
-    return Automatic(made.model, made.work, made.mesh, made.units, made.options, constraints)
+    return Automatic(made.model, made.work, made.mesh, made.components, made.options, constraints)
 
 
 def _group(unit: RunnableComponent) -> str:
-    """Return the prefix under which the plan has the constraints of a component."""
+    """Where the plan has the constraints of a component."""
     return f"{','.join(map(str, unit.component.groups)) or 'model'}/{unit.name}"
