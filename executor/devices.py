@@ -61,7 +61,7 @@ def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu
 
 
 def _tpu_is_here() -> bool:
-    """Whether the machine has TPU chips: without any, asking JAX for them makes libtpu complain at length."""
+    """Return whether the machine has TPU chips: without any, asking JAX for them makes libtpu complain at length."""
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
@@ -122,7 +122,7 @@ def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
-    """What describes a slice beside its name: wraparound, chips per host where it is one, and what its chip asks for.
+    """Return the options that describe a slice beside its name: wraparound, chips per host, and its chip's own.
 
     >>> from mesh.slices import parse_slice
     >>> topology_options(parse_slice("v4:4x4x4"))

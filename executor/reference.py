@@ -127,7 +127,7 @@ def _names(model: Model) -> list[dict[str, str]]:
 
 
 def _shape(group: LayerGroup, kind: str) -> object:
-    """What must be equal for two groups to share a component of that kind."""
+    """Return the shape that two layer groups must have in common to share a component of that kind."""
     if kind == "attention":
         return group.attention
     return group if kind == "block" else group.mlp
@@ -242,7 +242,7 @@ def _attention(
 
 
 def _visible(positions: jax.Array, window: int | None) -> jax.Array:
-    """Whether query t sees key s, `[B, T, S]`: not later, and among the last `window`, itself included."""
+    """Return whether query t sees key s, `[B, T, S]`: not later, and among the last `window`, itself included."""
     age = positions[:, :, None] - positions[:, None, :]
     return (age >= 0) & (True if window is None else age < window)
 

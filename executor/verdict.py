@@ -33,7 +33,7 @@ class Level(Value, frozen=True, kw_only=True):
 
 
 class Report(Value, frozen=True, kw_only=True):
-    """What `verify` says of one plan."""
+    """The report of `verify` on one plan."""
 
     schema: str
     tool_version: str
@@ -45,7 +45,7 @@ class Report(Value, frozen=True, kw_only=True):
 
     @property
     def only_told(self) -> bool:
-        """Whether the plan is what its file says, and no level judged what it does."""
+        """Return whether the plan is what its file says, and no level judged what it does."""
         return {r.status for r in self.levels[:1]} == {PASSED} and {r.status for r in self.levels[1:]} == {TOLD}
 
 

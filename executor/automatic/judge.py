@@ -1,4 +1,4 @@
-"""What XLA's own choice of collectives comes to, against the priced ones.
+"""The judgement of automatic mode: XLA's own choice of collectives, against the priced ones.
 
 What `rewrites` does not explain is compared as bytes that each device sends, for the layers and for the vocabulary
 apart; XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
@@ -35,23 +35,23 @@ def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str
     return verdict(level, mode, len(promised) + 1, findings, notes)
 
 
-def _parts(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
+def _parts(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
     """The layers, and the vocabulary."""
     for vocab in (False, True):
         ours = [p for p in promised if (_component(p) == "vocab") == vocab]
-        theirs = [c for c in found if _in_vocab(c) == vocab]
-        yield _Part(_compared(ours, theirs, sizes), sizes)
+        own = [c for c in compiled if _in_vocab(c) == vocab]
+        yield _Part(_compared(ours, own, sizes), sizes)
 
 
-def _compared(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
+def _compared(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
     """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
     names = list(dict.fromkeys(map(_component, promised)))
-    nameless, parts = [c for c in found if _component_of(c) not in names], []
+    nameless, parts = [c for c in compiled if _component_of(c) not in names], []
     for name in names:
         ours = [p for p in promised if _component(p) == name]
-        theirs = [c for c in found if _component_of(c) == name]
-        unused = {id(c) for d in compare_collectives(ours, theirs + nameless, sizes).differences for c in d.compiled}
-        parts.append(compare_collectives(ours, theirs + [c for c in nameless if id(c) not in unused], sizes))
+        own = [c for c in compiled if _component_of(c) == name]
+        unused = {id(c) for d in compare_collectives(ours, own + nameless, sizes).differences for c in d.compiled}
+        parts.append(compare_collectives(ours, own + [c for c in nameless if id(c) not in unused], sizes))
         nameless = [c for c in nameless if id(c) in unused]
     parts.append(compare_collectives((), nameless, sizes))
     return CollectiveDiff(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
@@ -93,19 +93,19 @@ def _scopes(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Unmatched:
-    """What was priced and what is done instead: of one component over the same axes, or of all that is left."""
+    """Priced collectives and those compiled instead: of one component over the same axes, or of all that is left."""
 
     items: tuple[Difference | Rewrite, ...]
     sizes: Sizes
 
     @cached_property
     def expected(self) -> tuple[ExpectedCollective, ...]:
-        """What was priced."""
+        """Return the priced collectives."""
         return tuple(dict.fromkeys(p for one in self.items for p in one.expected))
 
     @cached_property
     def compiled(self) -> tuple[Collective, ...]:
-        """What is done, or does it among others."""
+        """Return the compiled collectives, some of which may serve others, too."""
         return tuple(dict.fromkeys(c for one in self.items for c in one.compiled))
 
     @property
@@ -125,7 +125,7 @@ class _Unmatched:
         return p.kind == "ReduceScatter" or as_sum
 
     def note(self) -> str:
-        """What comes instead of what."""
+        """Return a line that names the compiled collectives and the priced ones that they replace."""
         wanted = "; ".join(_priced(p, self.sizes) for p in self.expected) or "nothing"
         return f"instead of {wanted} XLA does {_counted(self.compiled, self.sizes)}, {_mb(self.extra)}"
 
@@ -140,28 +140,28 @@ class _Unmatched:
 
     @cached_property
     def tensors(self) -> set[str]:
-        """What it is about."""
+        """Return the tensors that the collectives carry."""
         return {name for p in self.expected for name in _written(p)} | {tensor_of(c) for c in self.compiled}
 
     def _instead(self, c: Collective) -> str:
-        """What was priced for the tensor, or else for its component."""
+        """Return the priced collectives of the tensor, or else of its component."""
         ours = [p for p in self.expected if tensor_of(c) in _written(p)]
         ours = ours or [p for p in self.expected if _component(p) == _component_of(c)]
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
-def _joined(lots: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
-    """What is left may be well together with lots of the same tensors: a reduction over other axes in two parts."""
-    near = [lot for lot in lots if lot.tensors & rest.tensors]
-    both = _Unmatched(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
+def _joined(groups: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
+    """Join what is left with groups of the same tensors: together they may be one reduction in two parts."""
+    near = [group for group in groups if group.tensors & rest.tensors]
+    both = _Unmatched(tuple(one for group in (*near, rest) for one in group.items), rest.sizes)
     if rest.excess > 0 >= both.excess:
-        return [*(lot for lot in lots if lot not in near), both]
-    return [*lots, rest]
+        return [*(group for group in groups if group not in near), both]
+    return [*groups, rest]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What came of one part of the step."""
+    """The outcome of one part of the step."""
 
     outcome: CollectiveDiff
     sizes: Sizes
@@ -173,25 +173,25 @@ class _Part:
 
     @cached_property
     def _lots(self) -> list[_Unmatched]:
-        """Those that are well by themselves, and last what is left of all."""
+        """Return the groups that match by themselves and, last, all that is left."""
         left: list[Difference | Rewrite] = [*self.outcome.differences]
         left += [r for r in self.outcome.rewrites if r not in self._kept]
         groups: dict[object, list[Difference | Rewrite]] = {}
         for one in left:
             groups.setdefault(_about(one, self.sizes), []).append(one)
-        lots = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
-        well = [lot for lot in lots if lot.expected and lot.compiled and lot.excess <= 0]
-        rest = tuple(one for lot in lots if lot not in well for one in lot.items)
+        matches = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
+        well = [match for match in matches if match.expected and match.compiled and match.excess <= 0]
+        rest = tuple(one for match in matches if match not in well for one in match.items)
         return _joined(well, _Unmatched(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
-        """What is sent too much."""
+        """Yield a finding for bytes that are sent beyond the priced ones."""
         return self._lots[-1].findings()
 
     def notes(self) -> Iterator[str]:
         """Rewrites, and what comes instead of what was priced, where it is not too much."""
         yield from map(_rewrite, self._kept)
-        yield from (lot.note() for lot in self._lots if lot.excess <= 0 and (lot.compiled or lot.expected))
+        yield from (match.note() for match in self._lots if match.excess <= 0 and (match.compiled or match.expected))
 
 
 def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
@@ -214,8 +214,8 @@ def _written(p: ExpectedCollective) -> set[str]:
     return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
 
 
-def _counted(found: Sequence[Collective], sizes: Sizes) -> str:
-    alike = Counter((tensor_of(c), _short(c, sizes)) for c in found)
+def _counted(compiled: Sequence[Collective], sizes: Sizes) -> str:
+    alike = Counter((tensor_of(c), _short(c, sizes)) for c in compiled)
     return (
         "; ".join(f"{f'{n} x ' if n > 1 else ''}{what} in {where}" for (where, what), n in alike.items()) or "nothing"
     )

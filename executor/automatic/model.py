@@ -61,8 +61,8 @@ class Plain:
         made: dict[str, dict[str, list[Array]]] = {}
         R = self._embed(params, tok, "BTD")
         for number, group in enumerate(self.model.groups):
-            R, _, found = self._layers(number, group, params, {}, R, pos)
-            for c, tensors in found.items():
+            R, _, caches = self._layers(number, group, params, {}, R, pos)
+            for c, tensors in caches.items():
                 for name, x in tensors.items():
                     made.setdefault(c, {}).setdefault(name, []).append(x)
         with jax.named_scope("vocab/last"):
@@ -112,8 +112,8 @@ class Plain:
 def _of_layer(unit: RunnableComponent, name: str, x: Array, layer: Array) -> Array:
     """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
     with jax.named_scope(f"{unit.name}/{_made_of(unit, name)}"):
-        found: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
-        return found
+        one_layer: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
+        return one_layer
 
 
 def _made_of(unit: RunnableComponent, weight: str) -> str:
@@ -164,7 +164,7 @@ class Ops:
         return self._placed(name, dims, made)
 
     def parts(self, name: str, dims: str, over: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
-        """The same, unsummed over U parts of dim `over` if the plan wants it reduced only later: `[U, ...]`."""
+        """Contract in U parts of dim `over`, unsummed, where the plan wants the sum reduced later: `[U, ...]`."""
         U = self.plain.parts(self.unit, name)
         if U == 1:
             return self.product(name, dims, a, b)[None]

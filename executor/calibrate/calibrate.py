@@ -43,7 +43,7 @@ _untyped: Any = lax
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What is measured: sides of matmuls; bytes of a device's stream, beyond its caches; V of collectives in bytes.
+    """The sizes that are measured: sides of matmuls; bytes of a stream beyond the caches; V of collectives in bytes.
 
     `groups`: over how many devices collectives run, besides all of them.
     """
@@ -66,7 +66,7 @@ QUICK = Effort(matmuls=(128, 256), stream_bytes=1 << 23, collectives=(1 << 12, 1
 
 
 class Calibration(Value, frozen=True, kw_only=True):
-    """What `calibrate` found. `launch_s`, of a program, is in no chip and in no price: a step has one."""
+    """The answer of `calibrate`. `launch_s`, of a program, is in no chip and in no price: a step has one."""
 
     chip: Chip
     fits: tuple[LinkFit, ...]
@@ -148,7 +148,7 @@ def matmul_s(mesh: Mesh, name: str, rows: int, side: int, launch_s: float, *, ru
 
 
 def _without_launch(seconds: float, launch_s: float) -> float:
-    """What is left of a program's time without its launch, which is never more than half of it."""
+    """Return a program's time without its launch, which is never more than half of it."""
     return max(seconds - launch_s, seconds / 2)
 
 
@@ -241,7 +241,7 @@ def calibration_of(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibratio
 
 
 def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
-    """What the chip file says of each measured field."""
+    """Return the source that the chip file states for each measured field."""
     sources: dict[str, str] = {}
     for fit in fits:
         field, _, variant = fit.name.partition(".")
@@ -251,12 +251,14 @@ def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
     return sources
 
 
-def chip_file(found: Calibration) -> bytes:
+def chip_file(calibration: Calibration) -> bytes:
     """The chip file, with every fit in the comment at its head."""
-    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in found.fits]
-    return chip_toml(found.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(found.chip), *fits)))
+    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in calibration.fits]
+    return chip_toml(
+        calibration.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(calibration.chip), *fits))
+    )
 
 
 def shared(chip: Chip) -> list[str]:
-    """What must be known of devices that share a host, in a line; no line for others."""
+    """Return a line of caution for devices that share a host; no line for others."""
     return [SHARED.format(n=chip.machines[0].chips_per_host)] if chip.kind == "cpu" else []

@@ -41,7 +41,7 @@ class LinkFit(Value, frozen=True, kw_only=True):
 
     @property
     def quality(self) -> str:
-        """How well it fits, in words."""
+        """Return how well the constant fits the measurements, in words."""
         if self.points == 1:
             return self.note
         return f"fit of {self.points} times: median error {self.median_error:.0%}, 1 in 10 over {self.tenth_error:.0%}"

@@ -11,7 +11,7 @@ from executor.verdict import Level
 
 @dataclass(frozen=True, kw_only=True)
 class LevelOptions:
-    """The options of a level. `mode`: how the step is written for JAX; see `executor.levels.verify.MODES`.
+    """The options of a level. `mode`: how the step is written for JAX; see `levels.verify.MODES`.
 
     `timing_within`: the factor up to which measured and priced seconds may differ for level `timing` to pass; None:
     the level reports the seconds and does not judge them.

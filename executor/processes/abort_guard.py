@@ -1,4 +1,4 @@
-"""What JAX's C++ does to a process that has joined others, made fit for a command.
+"""A guard around JAX's C++ in a process that has joined others: its output and its SIGABRT become one line.
 
 JAX ends the process (SIGABRT, after pages on stderr) when another one dies or does not come, and gloo writes to stdout.
 So while processes are joined, both go to a file; Python keeps the streams; and the signal is one line and exit code 2.
@@ -34,7 +34,7 @@ class AbortGuard:
 
     @property
     def log(self) -> str:
-        """What C++ has written."""
+        """Return the text that C++ has written."""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode("utf-8", "replace")
 
     def begin(self) -> None:

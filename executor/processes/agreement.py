@@ -1,4 +1,4 @@
-"""How processes that verify one plan agree: on what they verify, on each level, and on the exit code.
+"""Agreement of processes that verify one plan: on the question, on each level, and on the exit code.
 
 They do so through the key-value store of `jax.distributed`, which answers within a time, where a collective would wait
 for ever. Whatever ends a step in one process is told to the others, so that all end alike.
@@ -25,12 +25,12 @@ _SLICE_MS = 1000  # between two looks for Ctrl-C
 
 
 class SingleProcess:
-    """What a process needs of the others, where there are none."""
+    """The stand-in for a group of processes where there is only one."""
 
     processes, process_id = 1, 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        """Return the value of `run`; raises `InputError` unless its facts are equal in every process."""
         return run()
 
     def level(self, name: str, run: Callable[[], Level]) -> Level:
@@ -38,12 +38,12 @@ class SingleProcess:
         return run()
 
     def last(self, run: Callable[[], int]) -> int:
-        """What process 0 alone does at the end: its exit code is everyone's."""
+        """Run the last step in process 0 alone; its exit code is that of all processes."""
         return run()
 
 
 class _Outcome(msgspec.Struct):
-    """What one process tells the others: a value, or the error that it ended with."""
+    """The message of one process to the others: a value, or the error that it ended with."""
 
     processes: int
     value: Any = None
@@ -70,7 +70,7 @@ class ProcessGroup(SingleProcess):
         self._turn = 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        """Return the value of `run`; raises `InputError` unless its facts are equal in every process."""
         results: list[T] = []
 
         def attempt() -> dict[str, str]:
@@ -94,7 +94,7 @@ class ProcessGroup(SingleProcess):
         return merged(self._from_all(run, Level)) if name in EVERYWHERE else self._from_process_0(run, Level)
 
     def last(self, run: Callable[[], int]) -> int:
-        """What process 0 alone does at the end: its exit code is everyone's."""
+        """Run the last step in process 0 alone; its exit code is that of all processes."""
         return self._from_process_0(run, int)
 
     def give_up(self, error: Exception) -> None:
@@ -103,7 +103,7 @@ class ProcessGroup(SingleProcess):
         self._send(self._outcome(error))
 
     def _from_all(self, run: Callable[[], T], type_: type[T]) -> list[T]:
-        """What each process has made of it; nobody is waited for longer than the timeout after this one was done."""
+        """Return the outcome of each process; none is waited for longer than the timeout after this one was done."""
         own, error = self._attempt(run)
         turn = self._send(own)
         deadline = time.monotonic() + self._timeout_s
@@ -113,7 +113,7 @@ class ProcessGroup(SingleProcess):
         return [outcome.value_from(i, type_) for i, outcome in enumerate(outcomes)]
 
     def _from_process_0(self, run: Callable[[], T], type_: type[T]) -> T:
-        """What process 0 has made of it, however long that takes."""
+        """Return the outcome of process 0, however long it takes."""
         if self.process_id == 0:
             outcome, error = self._attempt(run)
             self._send(outcome)

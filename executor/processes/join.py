@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """How this process finds the others. What is None, JAX asks the cluster for (TPU pods, Slurm, Kubernetes, MPI).
+    """The addresses by which processes find each other; JAX asks the cluster for what is None (TPU pods, Slurm, MPI).
 
     `coordinator`: HOST:PORT at which process 0 listens. `process_id`: this process's number, from 0. `timeout_s`: how
     long the others are waited for. Raises `InputError` on nonsense.
@@ -53,7 +53,7 @@ class Hosts:
 
     @property
     def arrival(self) -> str:
-        """What joining is, in words."""
+        """Return how the process has joined the others, in words."""
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
 

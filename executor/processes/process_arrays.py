@@ -60,5 +60,5 @@ def share(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
 
 
 def lost_others(error: Exception) -> bool:
-    """Whether this says that processes cannot reach each other, which is no plan's fault."""
+    """Return whether this says that processes cannot reach each other, which is no plan's fault."""
     return "Gloo" in str(error)
