@@ -115,10 +115,10 @@ def _described(slice_: Slice) -> tuple[jax.Device, ...]:
 
     options = topology_options(slice_)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options)
     except Exception as error:
         raise Unavailable(f"the installed TPU compiler does not know {slice_.name}: {first_line(error)}") from error
-    return tuple(found.devices)
+    return tuple(description.devices)
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinate
         sizes = [axis.size for axis in axes]
         rows = list(np.ndindex(*sizes))
     else:
-        found = np.array([(*device.coords[: len(slice_.dims)], device.core_on_chip) for device in devices])
-        rows = [tuple(row)[: len(axes)] for row in found - found.min(axis=0)]
+        coords = np.array([(*device.coords[: len(slice_.dims)], device.core_on_chip) for device in devices])
+        rows = [tuple(row)[: len(axes)] for row in coords - coords.min(axis=0)]
     return [{axis.name: int(at) for axis, at in zip(axes, row, strict=True)} for row in rows]
 
 

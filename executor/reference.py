@@ -175,9 +175,9 @@ def _check_supported(group: LayerGroup) -> None:
         "a parallel MoE block": group.parallel and mlp.moe,
         f"an odd head size (H={attention.H})": attention.H % 2 == 1,
     }
-    found = [name for name, has in lacks.items() if has]
-    if found:
-        raise InputError(f"the reference model cannot run {', '.join(found)}")
+    missing = [name for name, has in lacks.items() if has]
+    if missing:
+        raise InputError(f"the reference model cannot run {', '.join(missing)}")
 
 
 def _check(model: Model, params: Params) -> None:

@@ -15,14 +15,14 @@ from strategies.primitives import PRIMITIVES
 SortKey = Callable[[str, str], tuple[int, ...]]
 
 
-def bind(program: Program, playing: Mapping[str, Axes], key: SortKey | None = None) -> Program:
+def bind(program: Program, role_axes: Mapping[str, Axes], key: SortKey | None = None) -> Program:
     """The program on mesh axes: `playing` maps each program axis to the mesh axes that play it, major first.
 
     Axes that the program never separates (such as X, P, R of `D_XPR`) have no order of their own: `key` (dim of
     the input or output, mesh axis) orders the mesh axes that play them, so that they agree with the residual
     stream, and every other dim that they cut follows.
     """
-    order = _Order(program, playing, key)
+    order = _Order(program, role_axes, key)
     steps, alias = list[Step](), dict[str, str]()
     for number, step in enumerate(program.steps):
         steps += _bind_step(step, order, alias, program.steps[number + 1 :])
@@ -43,18 +43,18 @@ def axis_runs(program: Program, tensor: Tensor) -> tuple[tuple[tuple[Axes, str],
     That is empty where nothing does: axes of such a run stay in the order of the notation.
     """
     order = _Order(program, {}, None)
-    return tuple(tuple((tuple(run), order.face(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
+    return tuple(tuple((tuple(run), order.boundary(dim, run[0])) for run in order.runs(dim)) for dim in tensor.dims)
 
 
 class _Order:
     """Replaces program axes by the mesh axes that play them, in an order that all tensors share."""
 
-    def __init__(self, program: Program, playing: Mapping[str, Axes], key: SortKey | None) -> None:
-        self.playing, self.key = playing, key
-        self.faces: dict[str, list[str]] = {}
+    def __init__(self, program: Program, role_axes: Mapping[str, Axes], key: SortKey | None) -> None:
+        self.playing, self.key = role_axes, key
+        self.boundaries: dict[str, list[str]] = {}
         for dim in (*program.input.dims, *program.output.dims):
             for letter in dim.axes:
-                self.faces.setdefault(letter, []).append(dim.name)
+                self.boundaries.setdefault(letter, []).append(dim.name)
         tensors = [program.input, program.output, *(t for s in program.steps for t in (*s.inputs, *s.outputs))]
         self.where: dict[tuple[str, str], set[int]] = {}
         for number, t in enumerate(tensors):
@@ -73,26 +73,26 @@ class _Order:
 
     def cut(self, dim: Dim) -> Axes:
         """The mesh axes that cut a dim, major first."""
-        found: list[str] = []
+        axes: list[str] = []
         for run in self.runs(dim):
-            found += self.sorted(self.face(dim, run[0]), self.flat(tuple(run)))
-        return tuple(found)
+            axes += self.sorted(self.boundary(dim, run[0]), self.flat(tuple(run)))
+        return tuple(axes)
 
-    def sorted(self, face: str, axes: Axes) -> Axes:
-        """Mesh axes in the residual stream's order, where their program axis meets it in the dim `face`."""
+    def sorted(self, boundary: str, axes: Axes) -> Axes:
+        """Mesh axes in the residual stream's order, where their program axis meets it in the dim `boundary`."""
         key = self.key
-        return tuple(sorted(axes, key=lambda axis: key(face, axis))) if key and face else axes
+        return tuple(sorted(axes, key=lambda axis: key(boundary, axis))) if key and boundary else axes
 
-    def face(self, dim: Dim, letter: str) -> str:
+    def boundary(self, dim: Dim, letter: str) -> str:
         """The dim of the input or output that gives a program axis its order in `dim`; empty where there is none."""
-        faces = self.faces.get(letter, [""])
-        return dim.name if dim.name in faces else faces[0]
+        boundaries = self.boundaries.get(letter, [""])
+        return dim.name if dim.name in boundaries else boundaries[0]
 
     def runs(self, dim: Dim) -> list[list[str]]:
         """Neighbours that are never separated, in this dim and in the one of the input or output that they cut."""
         runs: list[list[str]] = []
         for letter in dim.axes:
-            if runs and letter in self.faces and self.signature(dim, runs[-1][-1]) == self.signature(dim, letter):
+            if runs and letter in self.boundaries and self.signature(dim, runs[-1][-1]) == self.signature(dim, letter):
                 runs[-1].append(letter)
             else:
                 runs.append([letter])
@@ -100,8 +100,8 @@ class _Order:
 
     def signature(self, dim: Dim, letter: str) -> tuple[object, ...]:
         """Neighbours with equal signatures are never separated."""
-        face = self.face(dim, letter)
-        return face, self.where.get((face, letter)), self.where[dim.name, letter]
+        boundary = self.boundary(dim, letter)
+        return boundary, self.where.get((boundary, letter)), self.where[dim.name, letter]
 
 
 def _bind_step(step: Step, order: _Order, alias: dict[str, str], later: Sequence[Step]) -> list[Step]:

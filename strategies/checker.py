@@ -46,7 +46,7 @@ def _check_ends(program: Program) -> None:
         try:
             well_formed(tensor)
             _known_axes(tensor, program)
-            may_be_partial = program.component == "glue" or (side == "output" and program.component != "unembed")
+            may_be_partial = program.component == "reshard" or (side == "output" and program.component != "unembed")
             if tensor.triple or (tensor.partial and not may_be_partial):
                 raise Broken(f"requires a complete tensor, got {tensor}")
             required = _end_dims(program, side)
@@ -59,7 +59,7 @@ def _check_ends(program: Program) -> None:
 
 def _end_dims(program: Program, side: str) -> tuple[str, ...]:
     tokens = _TOKENS[program.phase]
-    if program.component == "glue":
+    if program.component == "reshard":
         return ()
     if program.component == "unembed":
         return ("B", "D") if side == "input" else ("B",)
@@ -139,13 +139,13 @@ def _check_promises(program: Program, known: dict[str, Tensor]) -> None:
 
 
 def _divides(program: Program) -> tuple[tuple[str, Axes], ...]:
-    found: dict[tuple[str, Axes], None] = {}
+    divides: dict[tuple[str, Axes], None] = {}
     for step in program.steps:
         for tensor in (*step.inputs, *step.outputs):
             for dim in tensor.dims:
                 if dim.axes:
-                    found[(dim.name, dim.axes)] = None
-    return tuple(found)
+                    divides[(dim.name, dim.axes)] = None
+    return tuple(divides)
 
 
 def check_sizes(needs: Requirements, dims: Mapping[str, int], sizes: Mapping[str, int], where: str = "") -> None:
@@ -169,5 +169,5 @@ def check_sizes(needs: Requirements, dims: Mapping[str, int], sizes: Mapping[str
 
 
 def _divisors(n: int) -> str:
-    found = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
-    return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")
+    divisors = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    return ", ".join(map(str, divisors[:12])) + (", ..." if len(divisors) > 12 else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mesh.errors import InputError
-from strategies import residual_program as glue
+from strategies import residual_program
 from strategies.checker import Requirements, check
 from strategies.layoutfile import builtin_programs, specialise
 from strategies.models.models import LayerGroup, Model
@@ -96,15 +96,15 @@ class Component:
 
 
 def entry_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
-    """The glue from the residual to a component's input."""
+    """The reshard from the residual to a component's input."""
     if component.kind == "vocab" and phase == "prefill":
-        return (_part(glue.last_position()), _part(glue.entry(phase, True, component.norm)))
-    return (_part(glue.entry(phase, False, component.norm)),)
+        return (_part(residual_program.last_position()), _part(residual_program.entry(phase, True, component.norm)))
+    return (_part(residual_program.entry(phase, False, component.norm)),)
 
 
 def exit_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
-    """The glue from a component's output back to the residual."""
-    return (_part(glue.leave(phase, component.kind != "vocab")),)
+    """The reshard from a component's output back to the residual."""
+    return (_part(residual_program.leave(phase, component.kind != "vocab")),)
 
 
 @cache
@@ -119,14 +119,15 @@ def components(model: Model, work: Workload, extra: Sequence[Program] = ()) -> t
     """
     _check_names(extra)
     programs = (*builtin_programs(), *extra)
-    found: dict[tuple[str, object], list[int]] = {}
+    layers_of: dict[tuple[str, object], list[int]] = {}
     for index, group in enumerate(model.groups):
         for kind in _kinds(group):
             shape = group if kind == "block" else group.attention if kind == "attention" else group.mlp
-            found.setdefault((kind, shape), []).append(index)
-    many = {kind: sum(k == kind for k, _ in found) for kind, _ in found}
+            layers_of.setdefault((kind, shape), []).append(index)
+    many = {kind: sum(k == kind for k, _ in layers_of) for kind, _ in layers_of}
     result = [
-        _component(kind, tuple(groups), many[kind] > 1, model, work, programs) for (kind, _), groups in found.items()
+        _component(kind, tuple(groups), many[kind] > 1, model, work, programs)
+        for (kind, _), groups in layers_of.items()
     ]
     return (*result, _vocabulary(model, work, programs))
 

@@ -170,13 +170,13 @@ class Program:
     def arguments(self) -> tuple[Tensor, ...]:
         """Tensors that the body reads before it writes them: weights, caches, inputs, in order of first use."""
         written: set[str] = set()
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for step in self.steps:
             for tensor in step.inputs:
                 if tensor.name not in written:
-                    found.setdefault(tensor.name, tensor)
+                    tensors.setdefault(tensor.name, tensor)
             written.update(tensor.name for tensor in step.outputs)
-        return tuple(found.values())
+        return tuple(tensors.values())
 
 
 class LayoutError(InputError):
@@ -198,8 +198,8 @@ def parse_tensor(text: str, where: str = "") -> Tensor:
         raise LayoutError(
             f"{where}'{marks}' has one kind of mark twice; expected its axes in one mark, such as {{U_XY}}"
         )
-    found = {mark["kind"]: tuple(mark["axes"]) for mark in _MARK.finditer(marks)}
-    return Tensor(match["name"], dims, found.get("U", ()), found.get("A", ()))
+    marked = {mark["kind"]: tuple(mark["axes"]) for mark in _MARK.finditer(marks)}
+    return Tensor(match["name"], dims, marked.get("U", ()), marked.get("A", ()))
 
 
 def _parse_dim(text: str, tensor: str, where: str) -> Dim:

@@ -1,8 +1,8 @@
-"""The glue between a component and the residual stream: resharding derived as programs of the notation.
+"""The reshard between a component and the residual stream: resharding derived as programs of the notation.
 
 The residual stream `R` is cut by each mesh axis over D, over tokens (B or T), or not at all (`-`). A body reads
 `n` and gives `o`; each mesh axis cuts `n` over D, B, T or not at all, and may leave `o` a partial sum (`U`). So
-an axis's part in the glue is a *pair*: from and to. One program with an axis for every pair covers every case;
+an axis's part in the reshard is a *pair*: from and to. One program with an axis for every pair covers every case;
 pairs that no mesh axis plays vanish, like roles.
 """
 
@@ -124,7 +124,7 @@ def last_position(phase: str = "prefill") -> Program:
         Step("AllReduce", cut["T"].axes, (partial,), (complete,)),
     )
     roles = tuple(Role(axis, name) for name, axis in letters.items())
-    return Program("last", phase, "glue", roles, steps, source, complete, source="glue")
+    return Program("last", phase, "reshard", roles, steps, source, complete, source="reshard")
 
 
 @cache
@@ -164,12 +164,12 @@ def _program(
     return Program(
         name,
         phase,
-        "glue",
+        "reshard",
         _roles(cuts),
         tuple(steps),
         source,
         target,
         weights=("g",) if name == "entry" else (),
         index=(residual.name,) if residual is not None else (),
-        source="glue",
+        source="reshard",
     )

@@ -26,8 +26,8 @@ def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: A
     slots = jnp.arange(layer.shape[S]).reshape([-1 if d == "S" else 1 for d in names])
     ours = slots == at.reshape([-1 if d == "B" else 1 for d in names])
     layer = jnp.where(ours, jnp.expand_dims(new, S), layer)
-    found: Array = lax.dynamic_update_index_in_dim(cache, layer, index, 0)
-    return found
+    updated: Array = lax.dynamic_update_index_in_dim(cache, layer, index, 0)
+    return updated
 
 
 def rope(x: Array, pos: Array, context: Context) -> Array:
@@ -53,10 +53,10 @@ def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context
         return _absorbed(state, q, pos, part[0], part[1], part[2], context), None
 
     state = visit(state, jnp.int32(0))[0] if block == S else lax.scan(visit, state, jnp.arange(S // block))[0]
-    found: Array = (
+    attended: Array = (
         (state[0] / jnp.maximum(state[2], TINY)[..., None]).transpose(0, 3, 1, 2, 4).astype(context.activations)
     )
-    return found[:, 0] if decode else found
+    return attended[:, 0] if decode else attended
 
 
 def _divisor(size: int, least: int) -> int:

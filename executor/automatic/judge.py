@@ -35,23 +35,23 @@ def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str
     return verdict(level, mode, len(promised) + 1, findings, notes)
 
 
-def _parts(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
+def _parts(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
     """The layers, and the vocabulary."""
     for vocab in (False, True):
         ours = [p for p in promised if (_component(p) == "vocab") == vocab]
-        theirs = [c for c in found if _in_vocab(c) == vocab]
-        yield _Part(_compared(ours, theirs, sizes), sizes)
+        own = [c for c in compiled if _in_vocab(c) == vocab]
+        yield _Part(_compared(ours, own, sizes), sizes)
 
 
-def _compared(promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
+def _compared(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
     """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
     names = list(dict.fromkeys(map(_component, promised)))
-    nameless, parts = [c for c in found if _component_of(c) not in names], []
+    nameless, parts = [c for c in compiled if _component_of(c) not in names], []
     for name in names:
         ours = [p for p in promised if _component(p) == name]
-        theirs = [c for c in found if _component_of(c) == name]
-        unused = {id(c) for d in compare_collectives(ours, theirs + nameless, sizes).differences for c in d.found}
-        parts.append(compare_collectives(ours, theirs + [c for c in nameless if id(c) not in unused], sizes))
+        own = [c for c in compiled if _component_of(c) == name]
+        unused = {id(c) for d in compare_collectives(ours, own + nameless, sizes).differences for c in d.found}
+        parts.append(compare_collectives(ours, own + [c for c in nameless if id(c) not in unused], sizes))
         nameless = [c for c in nameless if id(c) in unused]
     parts.append(compare_collectives((), nameless, sizes))
     return CollectiveDiff(tuple(r for p in parts for r in p.rewrites), tuple(d for p in parts for d in p.differences))
@@ -136,7 +136,7 @@ class _Unmatched:
             if excess <= 0:
                 return
             excess -= _of_collective(c)
-            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
+            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_said(c, self.sizes)}")
 
     @cached_property
     def tensors(self) -> set[str]:
@@ -150,13 +150,13 @@ class _Unmatched:
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
-def _joined(lots: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
+def _joined(groups: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
     """Join what is left with groups of the same tensors: together they may be one reduction in two parts."""
-    near = [lot for lot in lots if lot.tensors & rest.tensors]
-    both = _Unmatched(tuple(one for lot in (*near, rest) for one in lot.items), rest.sizes)
+    near = [group for group in groups if group.tensors & rest.tensors]
+    both = _Unmatched(tuple(one for group in (*near, rest) for one in group.items), rest.sizes)
     if rest.excess > 0 >= both.excess:
-        return [*(lot for lot in lots if lot not in near), both]
-    return [*lots, rest]
+        return [*(group for group in groups if group not in near), both]
+    return [*groups, rest]
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class _Part:
         groups: dict[object, list[Difference | Rewrite]] = {}
         for one in left:
             groups.setdefault(_about(one, self.sizes), []).append(one)
-        lots = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
-        well = [lot for lot in lots if lot.promised and lot.found and lot.excess <= 0]
-        rest = tuple(one for lot in lots if lot not in well for one in lot.items)
+        matches = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
+        well = [match for match in matches if match.promised and match.found and match.excess <= 0]
+        rest = tuple(one for match in matches if match not in well for one in match.items)
         return _joined(well, _Unmatched(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ class _Part:
     def notes(self) -> Iterator[str]:
         """Rewrites, and what comes instead of what was priced, where it is not too much."""
         yield from map(_rewrite, self._kept)
-        yield from (lot.note() for lot in self._lots if lot.excess <= 0 and (lot.found or lot.promised))
+        yield from (match.note() for match in self._lots if match.excess <= 0 and (match.found or match.promised))
 
 
 def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
@@ -214,8 +214,8 @@ def _written(p: ExpectedCollective) -> set[str]:
     return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
 
 
-def _counted(found: Sequence[Collective], sizes: Sizes) -> str:
-    alike = Counter((tensor_of(c), _short(c, sizes)) for c in found)
+def _counted(compiled: Sequence[Collective], sizes: Sizes) -> str:
+    alike = Counter((tensor_of(c), _short(c, sizes)) for c in compiled)
     return (
         "; ".join(f"{f'{n} x ' if n > 1 else ''}{what} in {where}" for (where, what), n in alike.items()) or "nothing"
     )
@@ -226,7 +226,7 @@ def _short(c: Collective, sizes: Sizes) -> str:
     return f"{c.kind} over {''.join(axes) if axes else 'no mesh axes'} of {c.elements} {kinds}, {c.runs} times"
 
 
-def _told(c: Collective, sizes: Sizes) -> str:
+def _said(c: Collective, sizes: Sizes) -> str:
     return f"{_short(c, sizes)} ({_mb(_of_collective(c))}; op {c.op_name or c.name})"
 
 

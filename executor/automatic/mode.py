@@ -51,10 +51,10 @@ class Automatic(Engine):
     @cached_property
     def _asked(self) -> dict[str, list[TensorSpec]]:
         """The constraints of each tensor in their order: `Q`, `Q@2` and so on."""
-        found: dict[str, list[TensorSpec]] = {}
+        requested: dict[str, list[TensorSpec]] = {}
         for name, asked in self.constraints.items():
-            found.setdefault(name.partition("@")[0], []).append(asked)
-        return found
+            requested.setdefault(name.partition("@")[0], []).append(asked)
+        return requested
 
     def decode_step(self, logits: bool = False) -> Any:
         """The jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); the cache is donated."""

@@ -61,8 +61,8 @@ class Plain:
         made: dict[str, dict[str, list[Array]]] = {}
         R = self._embed(params, tok, "BTD")
         for number, group in enumerate(self.model.groups):
-            R, _, found = self._layers(number, group, params, {}, R, pos)
-            for c, tensors in found.items():
+            R, _, caches = self._layers(number, group, params, {}, R, pos)
+            for c, tensors in caches.items():
                 for name, x in tensors.items():
                     made.setdefault(c, {}).setdefault(name, []).append(x)
         with jax.named_scope("vocab/last"):
@@ -112,12 +112,12 @@ class Plain:
 def _of_layer(unit: RunnableComponent, name: str, x: Array, layer: Array) -> Array:
     """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
     with jax.named_scope(f"{unit.name}/{_made_of(unit, name)}"):
-        found: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
-        return found
+        one_layer: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
+        return one_layer
 
 
 def _made_of(unit: RunnableComponent, weight: str) -> str:
-    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the glue reads."""
+    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the reshard reads."""
     for step in (step for body in unit.bodies for step in body.steps):
         names = [t.name for t in step.inputs]
         if weight in names and len(names) == len(step.outputs):  # moved, alone or with others

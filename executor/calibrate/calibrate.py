@@ -239,19 +239,21 @@ def made(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
 
 def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
     """Return the source that the chip file states for each measured field."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for fit in fits:
         field, _, which = fit.name.partition(".")
         if field in Chip.__struct_fields__:
             said = f"{which} {fit.quality}".strip()
-            found[field] = f"{found[field]}; {said}" if field in found else f"{how}: {said}"
-    return found
+            sources[field] = f"{sources[field]}; {said}" if field in sources else f"{how}: {said}"
+    return sources
 
 
-def chip_file(found: Calibration) -> bytes:
+def chip_file(calibration: Calibration) -> bytes:
     """The chip file, with every fit in the comment at its head."""
-    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in found.fits]
-    return chip_toml(found.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(found.chip), *fits)))
+    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in calibration.fits]
+    return chip_toml(
+        calibration.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(calibration.chip), *fits))
+    )
 
 
 def shared(chip: Chip) -> list[str]:

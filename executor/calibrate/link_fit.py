@@ -83,8 +83,8 @@ def _link_fit(samples: Sequence[LinkSample], launch_s: float, of: str) -> tuple[
     seconds = np.array([s.seconds for s in samples])
 
     def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
-        return found
+        logs_off: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
+        return logs_off
 
     start = np.log((seconds[:, None] / work).min(axis=0))  # each term alone explains at most the quickest
     logs = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x

@@ -127,8 +127,8 @@ def too_big(message: str) -> DoesNotFit | None:
     DoesNotFit(need_bytes=26843545600.0, have_bytes=16911433728.0)
     """
     for pattern in _TOO_BIG:
-        if found := pattern.search(message):
-            need, need_unit, have, have_unit = found.groups()
+        if match := pattern.search(message):
+            need, need_unit, have, have_unit = match.groups()
             return DoesNotFit(_bytes(need, need_unit), _bytes(have, have_unit))
     return None
 

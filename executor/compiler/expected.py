@@ -35,7 +35,7 @@ def promises(
 
     `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
     """
-    found = []
+    expected = []
     for step in steps:
         for comm in step.comms:
             axes = tuple(axis for axis in sizes if axis in comm.axes and sizes[axis] > 1)
@@ -43,8 +43,8 @@ def promises(
                 each = width(step, comm)
                 text = f"{step.component}: {step.text}"
                 kind = (as_run and comm.runs_as) or comm.kind
-                found.append(ExpectedCollective(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
-    return found
+                expected.append(ExpectedCollective(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
+    return expected
 
 
 def widths(plan: Plan) -> Width:

@@ -112,14 +112,14 @@ def collectives(text: str) -> list[Collective]:
     module = parse_hlo(text)
     runs = module.runs()
     callers = {name: caller for caller, name in calls(module) if caller.opcode in _WRAPPERS}
-    found = [
+    compiled = [
         _collective(module, at, i, callers.get(at.name), runs[at.name])
         for at in module.computations.values()
         if at.name in runs
         for i in at.instructions.values()
         if i.opcode.removesuffix("-start") in _KIND_OF and not _again(at, i)
     ]
-    return [c for c in found if c.pairs or not c.groups or len(c.groups[0]) > 1]
+    return [c for c in compiled if c.pairs or not c.groups or len(c.groups[0]) > 1]
 
 
 def _again(at: Computation, i: Instruction) -> bool:
@@ -135,7 +135,7 @@ def _collective(
     groups = _groups(i, module.partitions)
     operands = _moved(at, i)
     name = _op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i)
-    found = Collective(
+    collective = Collective(
         kind=kind,
         name=i.name,
         op_name=name,
@@ -146,7 +146,7 @@ def _collective(
         runs=runs,
         emitter=_emitter(i) or (_emitter(caller) if caller else None),
     )
-    return _scattered(at, i, found) if caller and caller.opcode == "fusion" and kind == "AllReduce" else found
+    return _scattered(at, i, collective) if caller and caller.opcode == "fusion" and kind == "AllReduce" else collective
 
 
 def _op_name(i: Instruction) -> str:
@@ -168,15 +168,18 @@ def _user_name(at: Computation, i: Instruction) -> str:
     )
 
 
-def _scattered(at: Computation, i: Instruction, found: Collective) -> Collective:
+def _scattered(at: Computation, i: Instruction, collective: Collective) -> Collective:
     """An AllReduce of which a fusion keeps one slice runs as a ReduceScatter; the fusion may pad its operand."""
     if at.origin(at.root).opcode != "dynamic-slice":
-        return found
+        return collective
     shapes = [at.origin(o) for o in i.operands]
     whole = [at.instructions[s.operands[0]] if s.opcode == "pad" else s for s in shapes]
     parts = tuple(_part("ReduceScatter", w.shapes[0], 1) for w in whole)
     return replace(
-        found, kind="ReduceScatter", parts=parts, padding=found.elements - sum(part.elements for part in parts)
+        collective,
+        kind="ReduceScatter",
+        parts=parts,
+        padding=collective.elements - sum(part.elements for part in parts),
     )
 
 
@@ -257,7 +260,7 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
     module = parse_hlo(text)
     runs = module.runs()
     inner = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
-    found = [
+    arrays = [
         Array(i.name, _root_opcode(module, i), _op_name(i), shape, runs[at.name])
         for at in module.computations.values()
         if at.name in runs and at.name not in inner
@@ -265,7 +268,7 @@ def big_arrays(text: str, nbytes: float) -> list[Array]:
         for shape in _made(module, i)
         if shape.space == 0 and shape.nbytes >= nbytes
     ]
-    return sorted(found, key=lambda a: -a.shape.nbytes)
+    return sorted(arrays, key=lambda a: -a.shape.nbytes)
 
 
 def _made(module: Module, i: Instruction) -> Iterator[Shape]:

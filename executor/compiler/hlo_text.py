@@ -53,8 +53,8 @@ class Shape:
         >>> Shape("bf16", ()).bits, Shape("f8e4m3fn", ()).bits, Shape("s4", ()).bits, Shape("pred", ()).bits
         (16, 8, 4, 8)
         """
-        found = re.search(r"\d+", self.dtype)
-        return _BITS[self.dtype] if self.dtype in _BITS else int(found[0]) if found else 0
+        match = re.search(r"\d+", self.dtype)
+        return _BITS[self.dtype] if self.dtype in _BITS else int(match[0]) if match else 0
 
     @property
     def nbytes(self) -> float:
@@ -84,8 +84,8 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a pattern in the attributes."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class Computation:
 
     def origin(self, name: str) -> Instruction:
         """Return the instruction whose value this one merely copies, bitcasts or converts."""
-        found = self.instructions[name]
-        while found.opcode in _MOVES and found.operands and found.operands[0] in self.instructions:
-            found = self.instructions[found.operands[0]]
-        return found
+        instruction = self.instructions[name]
+        while instruction.opcode in _MOVES and instruction.operands and instruction.operands[0] in self.instructions:
+            instruction = self.instructions[instruction.operands[0]]
+        return instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +123,18 @@ class Module:
 
         Each branch of a conditional counts as taken.
         """
-        found: dict[str, int | None] = {}
-        self._visit(self.computations[self.entry], 1, lambda index: None, found)
-        return found
+        times_of: dict[str, int | None] = {}
+        self._visit(self.computations[self.entry], 1, lambda index: None, times_of)
+        return times_of
 
-    def _visit(self, at: Computation, times: int | None, outer: Outer, found: dict[str, int | None]) -> None:
-        found[at.name] = _sum(found.get(at.name, 0), times)
+    def _visit(self, at: Computation, times: int | None, outer: Outer, times_of: dict[str, int | None]) -> None:
+        times_of[at.name] = _sum(times_of.get(at.name, 0), times)
         for i in at.instructions.values():
             inside = _tuple_values(at, i, outer) if i.opcode == "while" else lambda index: None
             inner = _product(times, self._trips(i, inside)) if i.opcode == "while" else times
             for name in i.called:
                 if name in self.computations:
-                    self._visit(self.computations[name], inner, inside, found)
+                    self._visit(self.computations[name], inner, inside, times_of)
 
     def _trips(self, loop: Instruction, start: Outer) -> int | None:
         noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -163,15 +163,15 @@ class Module:
 
     def _inlined(self, at: Computation, name: str) -> tuple[Instruction, tuple[str, ...]]:
         """An instruction and its operands, seen through a fusion that holds nothing else."""
-        found = at.origin(name)
-        if found.opcode != "fusion":
-            return found, found.operands
-        inner = self.computations[found.called[0]]
+        origin = at.origin(name)
+        if origin.opcode != "fusion":
+            return origin, origin.operands
+        inner = self.computations[origin.called[0]]
         root = inner.instructions[inner.root]
         sides = [inner.origin(o) for o in root.operands]
         if any(s.opcode != "parameter" for s in sides):
-            return found, ()
-        return root, tuple(found.operands[int(s.arguments)] for s in sides)
+            return origin, ()
+        return root, tuple(origin.operands[int(s.arguments)] for s in sides)
 
 
 Outer = Callable[[int], int | None]  # an element of a loop's first tuple -> its value, if constant
@@ -180,16 +180,16 @@ Outer = Callable[[int], int | None]  # an element of a loop's first tuple -> its
 def parse_hlo(text: str) -> Module:
     """Read `compiled.as_text()`."""
     computations: dict[str, Computation] = {}
-    entry, name, root, found = "", "", "", dict[str, Instruction]()
+    entry, name, root, instructions = "", "", "", dict[str, Instruction]()
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         header = _HEADER.match(line)
         if header:
-            name, root, found = header[2], "", {}
+            name, root, instructions = header[2], "", {}
             entry = name if header[1] else entry
         elif line.startswith("}"):
-            computations[name] = Computation(name, found, root)
+            computations[name] = Computation(name, instructions, root)
         elif name and (start := _INSTRUCTION.match(line)):
-            found[start[2]] = _instruction(start[2], line[start.end() :])
+            instructions[start[2]] = _instruction(start[2], line[start.end() :])
             root = start[2] if start[1] else root
     partitions = re.search(r"num_partitions=(\d+)", text)
     return Module(computations, entry, int(partitions[1]) if partitions else 1)
@@ -215,7 +215,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(_shape(*found) for found in _SHAPE.findall(text))
+    return tuple(_shape(*groups) for groups in _SHAPE.findall(text))
 
 
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
@@ -227,10 +227,10 @@ def _shape(dtype: str, dims: str, layout: str) -> Shape:
 def _closing(text: str, start: int = 0) -> int:
     """Return the position at which the bracket that opens at `start` closes."""
     depth = 0
-    for found in re.finditer(r"[()]", text[start:]):
-        depth += 1 if found[0] == "(" else -1
+    for match in re.finditer(r"[()]", text[start:]):
+        depth += 1 if match[0] == "(" else -1
         if depth == 0:
-            return start + found.end()
+            return start + match.end()
     return len(text)
 
 
@@ -241,19 +241,19 @@ def _tuple_values(at: Computation, loop: Instruction, outer: Outer) -> Outer:
 
 def _constant(at: Computation, name: str, outer: Outer) -> int | None:
     """The integer that an instruction is, where it is constant."""
-    found = at.origin(name)
-    if found.opcode == "constant":
-        return int(found.arguments) if re.fullmatch(r"-?\d+", found.arguments) else None
+    origin = at.origin(name)
+    if origin.opcode == "constant":
+        return int(origin.arguments) if re.fullmatch(r"-?\d+", origin.arguments) else None
     index = _index(at, name)
     return None if index is None else outer(index)
 
 
 def _index(at: Computation, name: str) -> int | None:
     """Return which element of the computation's parameter an instruction is."""
-    found = at.origin(name)
-    if found.opcode != "get-tuple-element" or at.origin(found.operands[0]).opcode != "parameter":
+    origin = at.origin(name)
+    if origin.opcode != "get-tuple-element" or at.origin(origin.operands[0]).opcode != "parameter":
         return None
-    return int(found.attribute(r"index=(\d+)") or 0)
+    return int(origin.attribute(r"index=(\d+)") or 0)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:

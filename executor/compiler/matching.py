@@ -51,21 +51,21 @@ class Matching:
         """Devices along these axes."""
         return prod(self.sizes[axis] for axis in axes)
 
-    def sent(self, lot: UnmatchedRun) -> float:
+    def sent(self, run: UnmatchedRun) -> float:
         """Bytes that each device sends in one run."""
-        return lot.elements * lot.width * sent_share(lot.kind, self.ways(lot.axes))
+        return run.elements * run.width * sent_share(run.kind, self.ways(run.axes))
 
     def extra(self, wants: Sequence[UnmatchedRun], gots: Sequence[UnmatchedRun]) -> float:
         """Bytes that all runs left of these send beyond those of the promises."""
-        sent = [sum(lot.runs * self.sent(lot) for lot in lots) for lots in (wants, gots)]
+        sent = [sum(run.runs * self.sent(run) for run in runs_of_side) for runs_of_side in (wants, gots)]
         return sent[1] - sent[0]
 
     def take(self, kind: str, want: Sequence[UnmatchedRun], got: Sequence[UnmatchedRun]) -> None:
         """Explain as many runs as all of these lots have."""
-        runs = min(lot.runs for lot in (*want, *got))
+        runs = min(run.runs for run in (*want, *got))
         extra = runs * (sum(map(self.sent, got)) - sum(map(self.sent, want)))
-        for lot in (*want, *got):
-            lot.runs -= runs
+        for run in (*want, *got):
+            run.runs -= runs
         if runs and kind:
             self.note(kind, want, got, extra)
 
@@ -77,32 +77,32 @@ class Matching:
         self, want: UnmatchedRun, kind: str, elements: float, axes: tuple[str, ...] | None = None
     ) -> Iterator[UnmatchedRun]:
         """Found lots with runs left of this kind and size that may do what was promised, over its axes or others."""
-        for lot in self.got:
+        for run in self.got:
             if (
-                lot.runs
-                and (lot.kind, lot.axes) == (kind, want.axes if axes is None else axes)
-                and isclose(lot.elements, elements, rel_tol=1e-6)
-                and (self.widens or lot.width <= want.width)
+                run.runs
+                and (run.kind, run.axes) == (kind, want.axes if axes is None else axes)
+                and isclose(run.elements, elements, rel_tol=1e-6)
+                and (self.widens or run.width <= want.width)
             ):
-                yield lot
+                yield run
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]]:
         """Return the unmatched runs of both sides, by kind and axes."""
         left: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
             lambda: ([], [])
         )
-        for side, lots in enumerate((self.want, self.got)):
-            for lot in lots:
-                if lot.runs:
-                    left[lot.kind, lot.axes][side].append(lot)
+        for side, side_runs in enumerate((self.want, self.got)):
+            for run in side_runs:
+                if run.runs:
+                    left[run.kind, run.axes][side].append(run)
         return left
 
 
-def promised(lots: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:
+def promised(runs: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:
     """The promises of lots, each once."""
-    return tuple(dict.fromkeys(lot.promise for lot in lots if lot.promise))
+    return tuple(dict.fromkeys(run.promise for run in runs if run.promise))
 
 
-def found(lots: Sequence[UnmatchedRun]) -> tuple[Collective, ...]:
+def found(runs: Sequence[UnmatchedRun]) -> tuple[Collective, ...]:
     """The collectives of lots, each once."""
-    return tuple(dict.fromkeys(lot.collective for lot in lots if lot.collective))
+    return tuple(dict.fromkeys(run.collective for run in runs if run.collective))

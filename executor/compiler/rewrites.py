@@ -61,103 +61,103 @@ class CollectiveDiff:
 
 
 def compare_collectives(
-    promised: Sequence[ExpectedCollective], found: Sequence[Collective], sizes: Sizes, *, widens: bool = True
+    promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes, *, widens: bool = True
 ) -> CollectiveDiff:
     """Compare on a mesh of these axis sizes (`mesh.shape`). `widens`: the compiler may, as CPU's does with bf16."""
     want = [UnmatchedRun(p.kind, p.axes, p.elements, p.width, p.runs, promise=p) for p in promised]
-    got, foreign = _unmatched_found(found, sizes, {(p.kind, p.axes, p.elements) for p in promised})
-    lots = Matching(sizes, want, got, widens)
+    got, foreign = _unmatched_found(compiled, sizes, {(p.kind, p.axes, p.elements) for p in promised})
+    matching = Matching(sizes, want, got, widens)
     for rule in RULES:
-        rule(lots)
-    return CollectiveDiff(tuple(_together(lots.rewrites)), (*_left(lots), *foreign))
+        rule(matching)
+    return CollectiveDiff(tuple(_together(matching.rewrites)), (*_left(matching), *foreign))
 
 
 def _unmatched_found(
-    found: Sequence[Collective], sizes: Sizes, promised: Container[tuple[str, tuple[str, ...], float]]
+    compiled: Sequence[Collective], sizes: Sizes, promised: Container[tuple[str, tuple[str, ...], float]]
 ) -> tuple[list[UnmatchedRun], list[Difference]]:
     """A lot per operand; collectives over no mesh axes, or run an unknown number of times, are differences at once.
 
     Of an AllToAll (CPU passes its n shards), and where their sum was promised, all operands are one lot.
     """
-    lots, foreign = [], []
-    for c in found:
+    runs, foreign = [], []
+    for c in compiled:
         axes = c.axes(sizes)
         if axes is None or c.runs is None:
             foreign.append(Difference("extra", (), (c,), c.nbytes * (c.runs or 1)))
             continue
         whole = c.kind == "AllToAll" or (c.kind, axes, float(c.elements)) in promised
         for elements, width in [(c.elements, c.nbytes / c.elements)] if whole else _operands(c):
-            lots.append(UnmatchedRun(c.kind, axes, float(elements), width, c.runs, collective=c))
-    return lots, foreign
+            runs.append(UnmatchedRun(c.kind, axes, float(elements), width, c.runs, collective=c))
+    return runs, foreign
 
 
 def _operands(c: Collective) -> list[tuple[int, float]]:
     return [(part.elements, part.bits / 8) for part in c.parts]
 
 
-def _left(lots: Matching) -> Iterator[Difference]:
-    for wants, gots in lots.by_key().values():
+def _left(matching: Matching) -> Iterator[Difference]:
+    for wants, gots in matching.by_key().values():
         kind = "changed" if wants and gots else "missing" if wants else "extra"
-        yield Difference(kind, lots_.promised(wants), lots_.found(gots), lots.extra(wants, gots))
+        yield Difference(kind, lots_.promised(wants), lots_.found(gots), matching.extra(wants, gots))
 
 
 def _together(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
     """One entry per kind, promise and collective."""
-    found: dict[object, list[Rewrite]] = defaultdict(list)
+    alike: dict[object, list[Rewrite]] = defaultdict(list)
     for r in rewrites:
-        found[r.kind, r.promised, r.found].append(r)
-    for same in found.values():
+        alike[r.kind, r.promised, r.found].append(r)
+    for same in alike.values():
         yield Rewrite(same[0].kind, same[0].promised, same[0].found, sum(r.extra_bytes for r in same))
 
 
-def same(lots: Matching) -> None:
+def same(matching: Matching) -> None:
     """Equal kind, axes and elements; equal width first."""
     for exact in (True, False):
-        for want in lots.want:
-            for got in lots.open(want, want.kind, want.elements):
+        for want in matching.want:
+            for got in matching.open(want, want.kind, want.elements):
                 if want.runs and exact == (want.width == got.width):
-                    lots.pairs.append((want, got))
-                    lots.take("" if exact else "Widened" if got.width > want.width else "Narrowed", [want], [got])
+                    matching.pairs.append((want, got))
+                    matching.take("" if exact else "Widened" if got.width > want.width else "Narrowed", [want], [got])
 
 
-def merged(lots: Matching) -> None:
+def merged(matching: Matching) -> None:
     """Note which collectives do the work of several promises."""
     did: dict[str, list[tuple[UnmatchedRun, UnmatchedRun]]] = defaultdict(list)
-    for want, got in lots.pairs:
+    for want, got in matching.pairs:
         if got.collective and len(got.collective.parts) > 1:
             did[got.collective.name].append((want, got))
     for several in did.values():
         if len(several) > 1:
             wants, gots = zip(*several, strict=True)
-            lots.note("Merged", wants, gots, 0.0)
+            matching.note("Merged", wants, gots, 0.0)
 
 
-def padded(lots: Matching) -> None:
+def padded(matching: Matching) -> None:
     """A ReduceScatter of padded shards: what lies across the real ones' borders is permuted there."""
-    for want, got in lots.pairs:
+    for want, got in matching.pairs:
         c = got.collective
         if c and c.padding and c.runs:
-            n, across = len(c.groups[0]), list(_across(lots, got, c))
-            extra = c.runs * (c.padding * got.width * (n - 1) / n + sum(map(lots.sent, across)))
-            lots.note("Padded", [want], [got, *across], extra)
-            for lot in across:
-                lot.runs -= c.runs
+            n, across = len(c.groups[0]), list(_across(matching, got, c))
+            extra = c.runs * (c.padding * got.width * (n - 1) / n + sum(map(matching.sent, across)))
+            matching.note("Padded", [want], [got, *across], extra)
+            for run in across:
+                run.runs -= c.runs
 
 
-def _across(lots: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
+def _across(matching: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
     """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
     seen = set()
-    for lot in sorted(lots.got, key=lambda lot: lot.runs != c.runs):  # those that run as often come first
+    for run in sorted(matching.got, key=lambda run: run.runs != c.runs):  # those that run as often come first
         if (
-            lot.kind == "CollectivePermute"
-            and lot.collective
-            and lot.runs >= (c.runs or 0)
-            and lot.width == scatter.width
+            run.kind == "CollectivePermute"
+            and run.collective
+            and run.runs >= (c.runs or 0)
+            and run.width == scatter.width
         ):
-            far = _distance(lot.collective, c)
-            if far and far not in seen and lot.elements <= _over_borders(scatter.elements, c, far):
+            far = _distance(run.collective, c)
+            if far and far not in seen and run.elements <= _over_borders(scatter.elements, c, far):
                 seen.add(far)
-                yield lot
+                yield run
 
 
 def _distance(permute: Collective, scatter: Collective) -> int | None:
@@ -184,13 +184,13 @@ def _over_borders(elements: float, c: Collective, far: int) -> float:
     return max(b for _, b in spans) - min(a for a, _ in spans) if spans else 0.0
 
 
-def repeated(lots: Matching) -> None:
+def repeated(matching: Matching) -> None:
     """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
-    first = {got.collective.name: (want, got) for want, got in lots.pairs if got.collective}
-    for again in lots.got:
+    first = {got.collective.name: (want, got) for want, got in matching.pairs if got.collective}
+    for again in matching.got:
         name, remat, _ = again.collective.name.partition(".remat") if again.collective else ("", "", "")
         if again.runs and remat and name in first and _alike(first[name][1], again):
-            lots.note("Repeated", [first[name][0]], [again], again.runs * lots.sent(again))
+            matching.note("Repeated", [first[name][0]], [again], again.runs * matching.sent(again))
             again.runs = 0
 
 
@@ -202,14 +202,14 @@ def _alike(a: UnmatchedRun, b: UnmatchedRun) -> bool:
     return (a.kind, a.axes, a.elements, a.width) == (b.kind, b.axes, b.elements, b.width)
 
 
-def reordered(lots: Matching) -> None:
+def reordered(matching: Matching) -> None:
     """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
-    scatters = [lot for lot in lots.want if lot.kind == "ReduceScatter" and lot.promise and not lot.runs]
-    for want in (lot for lot in lots.want if lot.kind == "AllReduce" and lot.runs and lot.promise):
+    scatters = [run for run in matching.want if run.kind == "ReduceScatter" and run.promise and not run.runs]
+    for want in (run for run in matching.want if run.kind == "AllReduce" and run.runs and run.promise):
         for scatter in scatters:
             if _feeds(want, scatter):
-                for got in lots.open(want, "AllReduce", want.elements / lots.ways(scatter.axes)):
-                    lots.take("Reordered", [want], [got])
+                for got in matching.open(want, "AllReduce", want.elements / matching.ways(scatter.axes)):
+                    matching.take("Reordered", [want], [got])
 
 
 def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
@@ -221,65 +221,65 @@ def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
     return b.text.startswith(f"{component}: ") and b.text.endswith(f"({result})")
 
 
-def as_one(lots: Matching) -> None:
+def as_one(matching: Matching) -> None:
     """Another kind whose elements are the same number; equal runs first."""
     others = {
         "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
         "AsAllGather": ("AllGather", ("AllToAll",)),
     }
     for alike, (name, (kind, sources)) in product((True, False), others.items()):
-        for want in lots.want:
+        for want in matching.want:
             if want.kind in sources:
-                for got in lots.open(want, kind, want.elements):
+                for got in matching.open(want, kind, want.elements):
                     if want.runs and (want.runs == got.runs or not alike):
-                        lots.take(name, [want], [got])
+                        matching.take(name, [want], [got])
 
 
-def as_two(lots: Matching) -> None:
+def as_two(matching: Matching) -> None:
     """An AllReduce as a ReduceScatter and an AllGather."""
-    for want in (lot for lot in lots.want if lot.kind == "AllReduce"):
-        for scatter in lots.open(want, "ReduceScatter", want.elements):
-            for gather in lots.open(want, "AllGather", want.elements):
+    for want in (run for run in matching.want if run.kind == "AllReduce"):
+        for scatter in matching.open(want, "ReduceScatter", want.elements):
+            for gather in matching.open(want, "AllGather", want.elements):
                 if want.runs and scatter.runs:
-                    lots.take("AsTwo", [want], [scatter, gather])
+                    matching.take("AsTwo", [want], [scatter, gather])
 
 
-def by_axes(lots: Matching) -> None:
+def by_axes(matching: Matching) -> None:
     """Over A and B: whole over A, and 1/|A| of it (an AllReduce: whole) over B."""
-    for want in (lot for lot in lots.want if lot.kind in ("AllGather", "ReduceScatter", "AllReduce")):
+    for want in (run for run in matching.want if run.kind in ("AllGather", "ReduceScatter", "AllReduce")):
         for part in chain.from_iterable(combinations(want.axes, k) for k in range(1, len(want.axes))):
             rest = tuple(axis for axis in want.axes if axis not in part)
-            less = want.elements / (1 if want.kind == "AllReduce" else lots.ways(part))
-            for a in lots.open(want, want.kind, want.elements, part):
-                for b in lots.open(want, want.kind, less, rest):
+            less = want.elements / (1 if want.kind == "AllReduce" else matching.ways(part))
+            for a in matching.open(want, want.kind, want.elements, part):
+                for b in matching.open(want, want.kind, less, rest):
                     if want.runs and a.runs:
-                        lots.take("ByAxes", [want], [a, b])
+                        matching.take("ByAxes", [want], [a, b])
 
 
-def as_permutes(lots: Matching) -> None:
+def as_permutes(matching: Matching) -> None:
     """An AllToAll of n as n - 1 shifts of 1/n of the local array."""
-    for want in (lot for lot in lots.want if lot.kind == "AllToAll"):
-        n = lots.ways(want.axes)
-        shifts = list(lots.open(want, "CollectivePermute", want.elements / n**2))
-        if want.runs and sum(lot.runs for lot in shifts) == want.runs * (n - 1):
-            lots.note("AsPermutes", [want], shifts, lots.extra([want], shifts))
+    for want in (run for run in matching.want if run.kind == "AllToAll"):
+        n = matching.ways(want.axes)
+        shifts = list(matching.open(want, "CollectivePermute", want.elements / n**2))
+        if want.runs and sum(run.runs for run in shifts) == want.runs * (n - 1):
+            matching.note("AsPermutes", [want], shifts, matching.extra([want], shifts))
             _spend(want, *shifts)
 
 
-def regrouped(lots: Matching) -> None:
+def regrouped(matching: Matching) -> None:
     """Other sizes over the same axes, and the same sum."""
-    for wants, gots in lots.by_key().values():
-        total = sum(lot.elements * lot.runs for lot in gots)
-        wide = max((lot.width for lot in wants), default=0)
-        narrow = lots.widens or all(lot.width <= wide for lot in gots)
-        if wants and gots and narrow and isclose(sum(lot.elements * lot.runs for lot in wants), total, rel_tol=1e-6):
-            lots.note("Regrouped", wants, gots, lots.extra(wants, gots))
+    for wants, gots in matching.by_key().values():
+        total = sum(run.elements * run.runs for run in gots)
+        wide = max((run.width for run in wants), default=0)
+        narrow = matching.widens or all(run.width <= wide for run in gots)
+        if wants and gots and narrow and isclose(sum(run.elements * run.runs for run in wants), total, rel_tol=1e-6):
+            matching.note("Regrouped", wants, gots, matching.extra(wants, gots))
             _spend(*wants, *gots)
 
 
-def _spend(*lots: UnmatchedRun) -> None:
-    for lot in lots:
-        lot.runs = 0
+def _spend(*runs: UnmatchedRun) -> None:
+    for run in runs:
+        run.runs = 0
 
 
 RULES = (same, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)

@@ -58,16 +58,16 @@ def _judged(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence
         return verdict(level, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
     if isinstance(made, DoesNotFit):
         return _too_big(plan, level, mode, made)
-    found = judge_collectives(plan, made.text, dict(mesh.shape), level, mode)
-    return changed(found, notes=(_memory(made), *found.notes))
+    judged = judge_collectives(plan, made.text, dict(mesh.shape), level, mode)
+    return changed(judged, notes=(_memory(made), *judged.notes))
 
 
 def _too_big(plan: Plan, level: str, mode: str, made: DoesNotFit) -> Level:
-    found = made.told(plan.memory.usable_bytes)
+    finding = made.told(plan.memory.usable_bytes)
     promised = f"{plan.memory.total_bytes / 1e9:.4f} of {gb(plan.memory.usable_bytes)}"
     if plan.memory.total_bytes > plan.memory.usable_bytes:
-        return verdict(level, mode, 1, (), (f"does not fit, as the plan says: {found}",))
-    return verdict(level, mode, 1, (Finding(what="memory", promised=promised, found=found),))
+        return verdict(level, mode, 1, (), (f"does not fit, as the plan says: {finding}",))
+    return verdict(level, mode, 1, (Finding(what="memory", promised=promised, found=finding),))
 
 
 def _memory(made: Compiled) -> str:

@@ -78,8 +78,11 @@ def _priced(promised: Sequence[ExpectedCollective]) -> str:
     return "; ".join(texts) or _NOTHING
 
 
-def _compiled(found: Sequence[Collective], mesh: Mesh | None = None) -> str:
-    return "; ".join(f"{c.kind}{_over(c, mesh)} of {c.elements} elements, {c.runs} times" for c in found) or _NOTHING
+def _compiled(collectives_: Sequence[Collective], mesh: Mesh | None = None) -> str:
+    return (
+        "; ".join(f"{c.kind}{_over(c, mesh)} of {c.elements} elements, {c.runs} times" for c in collectives_)
+        or _NOTHING
+    )
 
 
 def _over(c: Collective, mesh: Mesh | None) -> str:

@@ -35,8 +35,8 @@ def plan_file(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
 
 def no_layout(error: InputError) -> Level:
     """The level of a plan whose layouts break a rule, or do not fit its model or its slice."""
-    found = Finding(what="layouts", promised="a layout of this model on this slice", found=str(error))
-    return verdict("plan", MANUAL.mode, 1, (found,))
+    finding = Finding(what="layouts", promised="a layout of this model on this slice", found=str(error))
+    return verdict("plan", MANUAL.mode, 1, (finding,))
 
 
 def recomputed(loaded: Loaded) -> Plan:

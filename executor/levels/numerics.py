@@ -111,8 +111,8 @@ class _Run:
         for step in range(STEPS):
             at = lengths + step
             last = tokens[np.arange(B), at][back], at[back]
-            chosen, found, cache = follow.generate(weights, cache, *last, logits=True)
-            ours = fetch(chosen)[places], fetch(found)[places]
+            chosen, logits_, cache = follow.generate(weights, cache, *last, logits=True)
+            ours = fetch(chosen)[places], fetch(logits_)[places]
             yield from self._errors(f"step {step} after prefill", at, wanted, *ours)
 
     def _reference(self, B: int, T: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -123,10 +123,10 @@ class _Run:
         self, what: str, at: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], chosen: Any, logits: Any
     ) -> Iterator[Error]:
         bound, scale = BOUNDS[self.plan.dtypes.weights], wanted.std()
-        found = fetch(logits).astype(np.float32)[:, : wanted.shape[-1]]
+        computed = fetch(logits).astype(np.float32)[:, : wanted.shape[-1]]
         for b, token in enumerate(fetch(chosen)):
             right = wanted[b, at[b]]
-            off = (found[b] - right) / scale
+            off = (computed[b] - right) / scale
             best = 0 <= token < len(right) and right[token] >= right.max() - 2 * scale * max(bound, abs(off).max())
             where = f"{what}, sequence {b}, position {at[b]}"
             yield Error(where, _number(np.abs(off).max()), _number(np.sqrt(np.mean(off**2))), bool(best))

@@ -52,8 +52,8 @@ def shrink(loaded: Loaded, dtypes: Dtypes | None = None) -> Loaded:
     dtypes = dtypes or plan.dtypes
     priced = changed(dtypes, compute="bf16")  # every chip has it
     small = Workload(phase=work.phase, batches=(batch,), context=context, dtypes=priced)
-    found = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
-    made = price_layout(found, slice_, model, small, batch, batch, speeds(slice_.chip, priced))
+    bound = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
+    made = price_layout(bound, slice_, model, small, batch, batch, speeds(slice_.chip, priced))
     orders = {one.component: one.sequence_order for one in plan.layouts}
     layouts = tuple(changed(one, sequence_order=orders[one.component]) for one in made.layouts)
     return load(changed(made, dtypes=dtypes, layouts=layouts), loaded.programs)
@@ -97,19 +97,19 @@ class Cuts:
 
     def of(self, dim: str, component: str | None = None) -> Cut:
         """The cuts of a dim in one component, or in all."""
-        found = Cut()
+        cut = Cut()
         for b in self._bound:
             if component in (None, b.component.name) and dim in {name for name, _ in b.source.needs.divides}:
-                found = self._joined(found, b, dim)
-        return found if found.padded > 1 or found.before > 1 else replace(found, padded=self._uncut(dim, component))
+                cut = self._joined(cut, b, dim)
+        return cut if cut.padded > 1 or cut.before > 1 else replace(cut, padded=self._uncut(dim, component))
 
-    def _joined(self, found: Cut, b: Bound, dim: str) -> Cut:
-        before, after = found.before, found.after
+    def _joined(self, cut: Cut, b: Bound, dim: str) -> Cut:
+        before, after = cut.before, cut.after
         for name, letters in b.source.needs.divides:
             if name == dim:
                 mask = sum((int(b.masks[axis][0, 0]) for axis in letters), 0)
                 before, after = lcm(before, self._ways(mask, False)), lcm(after, self._ways(mask, True))
-        return Cut(before, after, max(found.padded, self._padded(b).get(dim, 1)))
+        return Cut(before, after, max(cut.padded, self._padded(b).get(dim, 1)))
 
     def _ways(self, mask: int, small: bool) -> int:
         sizes = self.layout.mesh.axis_sizes
@@ -127,12 +127,12 @@ class Cuts:
 
     def batch(self, model: Model, tokens: int) -> int:
         """The batch, which is not padded; every expert has a whole number of slots on each shard of the tokens."""
-        found = self.of("B").size(LEAST["B"])
+        size = self.of("B").size(LEAST["B"])
         for name, mlp in {a.component.name: _mlp_of(model, a.component) for a in self.layout.assigned}.items():
             if mlp and mlp.moe:
                 slots = self.of("C", name).after * mlp.E
-                found = lcm(found, slots // gcd(slots, tokens * mlp.k))
-        return found
+                size = lcm(size, slots // gcd(slots, tokens * mlp.k))
+        return size
 
     def context(self, work: Workload) -> int:
         """The context: prompts, or room for them and for the steps to decode; twice as long as every window."""
@@ -166,10 +166,10 @@ class Cuts:
         if window is not None:
             held = self.of("S", name).after
             window = held * -(-LEAST["window"] // held) if window < before else after
-        found = changed(a, N=K * M, K=K, H=HEAD_DIM, window=window)
-        while found in seen.values():
-            found = changed(found, H=found.H + 2)
-        return found
+        smaller = changed(a, N=K * M, K=K, H=HEAD_DIM, window=window)
+        while smaller in seen.values():
+            smaller = changed(smaller, H=smaller.H + 2)
+        return smaller
 
     def _heads(self, a: Attention, name: str) -> tuple[int, int]:
         n, k, m = (self.of(dim, name) for dim in "NKM")
@@ -185,10 +185,10 @@ class Cuts:
     def _mlp(self, m: Mlp, name: str, seen: Sequence[Mlp]) -> Mlp:
         F = _again_padded(self.of("F", name), m.F, LEAST["F"])
         E = _again_padded(self.of("E", name), m.E, LEAST["E"]) if m.moe else 1
-        found = changed(m, F=F, E=E, k=1 if m.k == 1 or E == 1 else max(1, min(2, E - 1)))
-        while found in seen:
-            found = changed(found, F=found.F + F)
-        return found
+        smaller = changed(m, F=F, E=E, k=1 if m.k == 1 or E == 1 else max(1, min(2, E - 1)))
+        while smaller in seen:
+            smaller = changed(smaller, F=smaller.F + F)
+        return smaller
 
 
 def _mlp_of(model: Model, component: Component) -> Mlp | None:

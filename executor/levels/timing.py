@@ -21,7 +21,7 @@ from executor.levels.level import MANUAL, LevelOptions
 from executor.loaded import Loaded
 from executor.run.engine import Engine, engine_of
 from executor.run.runnable import RunOptions
-from executor.verdict import Finding, Level, told, verdict
+from executor.verdict import Finding, Level, informational, verdict
 from executor.wording import ms
 from planner.plan.accuracy import whose_constants
 from planner.plan.plan import Plan
@@ -50,7 +50,7 @@ def judged(plan: Plan, options: LevelOptions, measured_s: float, how: str) -> Le
     ratio, within, mode = measured_s / plan.cost.step_s, options.timing_within, options.mode
     notes = tuple(_notes(plan, measured_s, how))
     if within is None:
-        return told(LEVEL, mode, "measured and not judged: no factor was given that it must be within", notes)
+        return informational(LEVEL, mode, "measured and not judged: no factor was given that it must be within", notes)
     if 1 / within <= ratio <= within:
         return verdict(LEVEL, mode, 1, (), notes)
     promised = f"{ms(plan.cost.step_s)} within a factor of {within:g}"

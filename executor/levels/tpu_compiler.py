@@ -123,11 +123,11 @@ def judge(facts: Facts, mode: str) -> Level:
 
 def _over_full(plan: Plan, made: DoesNotFit, mode: str) -> Level:
     """A plan that says itself that it does not fit is right."""
-    memory, found = plan.memory, made.told(plan.memory.usable_bytes)
+    memory, message = plan.memory, made.told(plan.memory.usable_bytes)
     if memory.total_bytes > memory.usable_bytes:
-        return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {found}",))
+        return verdict(LEVEL, mode, 1, (), (f"does not fit, as the plan says: {message}",))
     promised = f"fits: {gb(memory.total_bytes)} of {gb(memory.usable_bytes)}"
-    return verdict(LEVEL, mode, 1, (Finding(what="memory", promised=promised, found=found),))
+    return verdict(LEVEL, mode, 1, (Finding(what="memory", promised=promised, found=message),))
 
 
 def _fits(facts: Facts) -> Finding | None:
@@ -161,18 +161,18 @@ def _saved(facts: Facts, made: Compiled) -> bool:
     return made.total_bytes < memory.total_bytes and memory.total_bytes > FULL * memory.usable_bytes
 
 
-def _close(what: str, promised: float, found: float, within: float, why: str = "") -> Finding | None:
-    if abs(found - promised) <= within * promised:
+def _close(what: str, promised: float, compiled: float, within: float, why: str = "") -> Finding | None:
+    if abs(compiled - promised) <= within * promised:
         return None
-    off = f"{gb(found)} ({found / promised - 1:+.1%})" + (f": {why}" if why else "")
+    off = f"{gb(compiled)} ({compiled / promised - 1:+.1%})" + (f": {why}" if why else "")
     return Finding(what=what, promised=f"{gb(promised)} within {within:.1%}", found=off)
 
 
 def _temporaries(facts: Facts, made: Compiled) -> list[str]:
     """The largest arrays that the program makes beside the cache, from 1% of the plan's bytes on."""
     least = 0.01 * facts.plan.memory.total_bytes
-    found = (a for a in big_arrays(made.text, least) if a.opcode not in ("dynamic-update-slice", "tuple"))
-    lines = (f"{gb(a.shape.nbytes)} {_shape(a)} by {_where(a.op_name) or a.opcode}" for a in found)
+    arrays = (a for a in big_arrays(made.text, least) if a.opcode not in ("dynamic-update-slice", "tuple"))
+    lines = (f"{gb(a.shape.nbytes)} {_shape(a)} by {_where(a.op_name) or a.opcode}" for a in arrays)
     return list(dict.fromkeys(lines))[:NAMED]
 
 
@@ -185,10 +185,10 @@ def _copies(facts: Facts, made: Compiled) -> Iterator[Finding | None]:
     yield _in_place(facts.plan.memory.kv_bytes, made.alias_bytes)
 
 
-def _in_place(promised: float, found: float) -> Finding | None:
-    if found >= promised * (1 - ARGUMENTS_WITHIN):
+def _in_place(promised: float, compiled: float) -> Finding | None:
+    if compiled >= promised * (1 - ARGUMENTS_WITHIN):
         return None
-    return Finding(what="cache", promised=f"{gb(promised)} updated in place", found=gb(found))
+    return Finding(what="cache", promised=f"{gb(promised)} updated in place", found=gb(compiled))
 
 
 def _copy(a: Array) -> Finding:
@@ -200,11 +200,11 @@ def _copy(a: Array) -> Finding:
 def _cache_tensor_bytes(plan: Plan) -> float:
     """Bytes of the smallest cache tensor on one device, all its layers."""
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
-    found = []
+    byte_sizes = []
     for layout in plan.layouts:
         if layout.cache_order:
-            found += [layout.layers * _local_bytes(s, sizes) for s in plan.caches(layout.component).values()]
-    return min(found, default=0.0)
+            byte_sizes += [layout.layers * _local_bytes(s, sizes) for s in plan.caches(layout.component).values()]
+    return min(byte_sizes, default=0.0)
 
 
 def _local_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> float:

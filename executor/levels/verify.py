@@ -132,7 +132,7 @@ def verify(
         plan = pick_plan(read_plan(asked.path), asked.path, asked.pick)
         return plan, chip_of(plan, asked.chip_file)
 
-    plan, chip = together.same(read, lambda found: _facts(*found, asked))
+    plan, chip = together.same(read, lambda question: _facts(*question, asked))
     _prepare(plan, chip, asked.wanted, together.processes)
     loaded, first = _loaded(plan, asked, chip, progress)
     results = [first]

@@ -24,8 +24,8 @@ Told = Callable[[str], str]  # what JAX wrote before it ended the process -> one
 class AbortGuard:
     """The streams of a joined process; `end` leaves it at once, from any thread."""
 
-    def __init__(self, told: Told) -> None:
-        self._told = told
+    def __init__(self, say: Told) -> None:
+        self._said = say
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._kept = sys.stdout, sys.stderr
         self._saved = os.dup(1), os.dup(2)
@@ -71,7 +71,7 @@ class AbortGuard:
 
     def aborted(self, _: int = 0) -> NoReturn:
         """The handler of SIGABRT."""
-        self.end(self.last or self._told(self.log))
+        self.end(self.last or self._said(self.log))
 
     def interruptible(self) -> Callable[[], None]:
         """Let Ctrl-C end the process even while its main thread waits in C++; what is returned takes that back."""
@@ -99,9 +99,9 @@ def _libc() -> Any:
 
 
 @contextlib.contextmanager
-def apart(told: Told) -> Iterator[AbortGuard]:
+def apart(say: Told) -> Iterator[AbortGuard]:
     """Keep C++ apart from the user's streams, and turn SIGABRT into a line, which `told` finds in what was written."""
-    here = AbortGuard(told)
+    here = AbortGuard(say)
     # A handler of Python's own would run in the main thread, which may wait for a collective that never comes.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(here.aborted)
     here.begin()
@@ -117,13 +117,13 @@ def apart(told: Told) -> Iterator[AbortGuard]:
 
 def why_ended(log: str, came: str) -> str:
     """Why JAX ended the process, in a line; `came`: which processes were to come, where and within what time."""
-    if found := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
-        return f"process {', '.join(re.findall(r'[0-9]+', found[1]))} ended before it was done, or answers no more"
+    if match := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
+        return f"process {', '.join(re.findall(r'[0-9]+', match[1]))} ended before it was done, or answers no more"
     if "incarnation" in log:
         return "two processes have the same process id"
-    if found := re.search(r"Unexpected task registered with task=(\d+)", log):
+    if match := re.search(r"Unexpected task registered with task=(\d+)", log):
         expected = "the number of processes must be the same everywhere"
-        return f"process {found[1]} is one too many for the coordinator: {expected}"
+        return f"process {match[1]} is one too many for the coordinator: {expected}"
     if "RegisterTask" in log and "DEADLINE_EXCEEDED" in log:
         return f"not {came}: each needs the same coordinator and number of processes, and a process id of its own"
     if re.search(r"Socket closed|PollForError|UNAVAILABLE", log):

@@ -46,17 +46,17 @@ def share(devices: Sequence[jax.Device], wanted: int) -> list[jax.Device]:
     owners = sorted({device.process_index for device in devices})
     if wanted < len(owners):
         raise Unavailable(f"its copy has devices for {wanted} of the {len(owners)} processes: start at most {wanted}")
-    found = []
+    shared = []
     for number, owner in enumerate(owners):
         part = wanted // len(owners) + (number < wanted % len(owners))
-        found += [device for device in devices if device.process_index == owner][:part]
-    if len(found) < wanted:
+        shared += [device for device in devices if device.process_index == owner][:part]
+    if len(shared) < wanted:
         where = f" in {len(owners)} processes" if len(owners) > 1 else ""
         raise Unavailable(
             f"needs {wanted} host devices{where}, there are {len(devices)}: "
             f"set XLA_FLAGS=--xla_force_host_platform_device_count={-(-wanted // len(owners))}"
         )
-    return found
+    return shared
 
 
 def lost_others(error: Exception) -> bool:

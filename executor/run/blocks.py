@@ -70,9 +70,9 @@ class Blocks:
         if self.block == self.T:
             return self.normalised(self._scan(nothing, self.q, self.positions, keys))
 
-        def one(i: Array, found: State) -> State:
+        def one(i: Array, so_far: State) -> State:
             state = self._scan(nothing, *self._at(i), keys)
-            return self._put(found, self.normalised(state), i)
+            return self._put(so_far, self.normalised(state), i)
 
         start = self._nothing(self.q.shape[1], self.context.activations)
         return self._whole(lax.fori_loop(0, self._count, one, start))
@@ -87,8 +87,8 @@ class Blocks:
             part = State(*(lax.dynamic_slice_in_dim(x, i * self.block, self.block, 3) for x in state))
             return self._put(state, self._scan(part, *self._at(i), keys), i)
 
-        found: State = lax.fori_loop(0, self._count, one, state)
-        return found
+        state_: State = lax.fori_loop(0, self._count, one, state)
+        return state_
 
     def _key_block(self, keys: Keys) -> int:
         S = keys.positions.shape[1]
@@ -140,8 +140,8 @@ class Blocks:
             seen = jnp.any(self._visible(pos, part.positions))
             return lax.cond(seen, lambda s: self._absorb(s, q, pos, part), lambda s: s, state), None
 
-        found: State = lax.scan(visit, state, jnp.arange(count))[0]
-        return found
+        last: State = lax.scan(visit, state, jnp.arange(count))[0]
+        return last
 
     def _visible(self, pos: Array, keys: Array) -> Array:
         age = pos[:, :, None] - keys[:, None, :]  # [B, T, S]

@@ -107,8 +107,8 @@ class Engine:
         With `logits` also those `[B, V]` (V padded). A sequence may be longer than the cache: the last S tokens stay.
         """
         step = self.decode_step(logits)
-        found: tuple[Array, Array | None, Tree] = step(params, cache, *self._put(tokens, pos))
-        return found
+        results: tuple[Array, Array | None, Tree] = step(params, cache, *self._put(tokens, pos))
+        return results
 
     def prefill(
         self, params: Tree, tokens: ArrayLike, lengths: ArrayLike, logits: bool = False
@@ -119,15 +119,15 @@ class Engine:
         whole = self.sharding(PartitionSpec())
         positions, ends = (put(np.asarray(x, np.int32), whole) for x in (order, lengths))
         tok = self._put_tokens(tokens[:, order])
-        token, found, cache = self.prefill_step(logits)(params, tok, positions, ends)
+        token, logits_, cache = self.prefill_step(logits)(params, tok, positions, ends)
         dims = tuple((c, next(iter(tree.values())).type.names) for c, tree in self.caches.items())
-        return token, found, Prefilled(cache, positions, ends, dims)
+        return token, logits_, Prefilled(cache, positions, ends, dims)
 
     def insert(self, cache: Tree, prefilled: Prefilled, slots: ArrayLike) -> Tree:
         """The caches (consumed) with prompt i of `prefilled` in place `slots[i]` of the batch."""
         places = put(jnp.asarray(slots, jnp.int32), self.sharding(PartitionSpec()))
-        found: Tree = self._insert(cache, prefilled, places)
-        return found
+        cache_: Tree = self._insert(cache, prefilled, places)
+        return cache_
 
     @cached_property
     def _insert(self) -> Any:
@@ -147,8 +147,8 @@ class Engine:
 
     def _put_tokens(self, tokens: ArrayLike) -> Array:
         where = self.sharding(spec(self.vocab.bodies[0].input))
-        found: Array = put(jnp.asarray(tokens, jnp.int32), where)
-        return found
+        placed: Array = put(jnp.asarray(tokens, jnp.int32), where)
+        return placed
 
     def decode_step(self, logits: bool = False) -> Any:
         """The jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); the cache is donated."""

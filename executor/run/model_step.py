@@ -110,8 +110,8 @@ def _run(
     n = _chain(unit.entry, R, values, context)
     held = interpret(body, {**values, body.input.name: n}, context)
     R = _chain(unit.leave, plain(held[body.output.name]), values, context)
-    found = {name: held[name] for name in unit.caches}
-    return R, {name: x.array if isinstance(x, Stacked) else plain(x) for name, x in found.items()}
+    caches = {name: held[name] for name in unit.caches}
+    return R, {name: x.array if isinstance(x, Stacked) else plain(x) for name, x in caches.items()}
 
 
 def logits_of(body: Program) -> Tensor:
@@ -121,9 +121,9 @@ def logits_of(body: Program) -> Tensor:
 
 def _joined(made: Sequence[Tree]) -> Tree:
     """Caches of layer groups as those of components, whose layers come in the groups' order."""
-    found: dict[str, dict[str, list[Array]]] = {}
+    trees: dict[str, dict[str, list[Array]]] = {}
     for tree in made:
         for component, tensors in tree.items():
             for name, x in tensors.items():
-                found.setdefault(component, {}).setdefault(name, []).append(x)
-    return {c: {n: x[0] if len(x) == 1 else jnp.concatenate(x) for n, x in t.items()} for c, t in found.items()}
+                trees.setdefault(component, {}).setdefault(name, []).append(x)
+    return {c: {n: x[0] if len(x) == 1 else jnp.concatenate(x) for n, x in t.items()} for c, t in trees.items()}

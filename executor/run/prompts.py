@@ -82,8 +82,8 @@ def _insert(x: Array, prompts: Prefilled, rows: Array, places: Array, stored: St
         positions = last_written(slot, prompts.lengths[i] - 1, slot.shape[0])
         row = lax.dynamic_slice_in_dim(rows, i, 1, B)
         row = jnp.take(row, order[jnp.maximum(positions, 0)], axis=S, mode="clip").astype(x.dtype)
-        found: Array = lax.dynamic_update_slice_in_dim(x, row, places[i], B)
-        return found
+        updated: Array = lax.dynamic_update_slice_in_dim(x, row, places[i], B)
+        return updated
 
     filled: Array = lax.fori_loop(0, places.shape[0], one, x)
     return filled

@@ -1,6 +1,6 @@
 """The components of a layout made ready to run: bound programs with padded sizes, and what they store.
 
-A unit is a component with its glue; it knows the types and shapes of its weights and caches.
+A unit is a component with its reshard; it knows the types and shapes of its weights and caches.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class _Maker:
         parts = {side: tuple(b.program for b in bound if b.part == side) for side in ("entry", "body", "exit")}
         sizes: dict[str, int] = {}
         for b in bound:
-            found = self._fit(b)
-            sizes |= {k: int(np.max(v)) for k, v in found.sizes.items() if k != "attended" and b.part == "body"}
+            fitted = self._fit(b)
+            sizes |= {k: int(np.max(v)) for k, v in fitted.sizes.items() if k != "attended" and b.part == "body"}
         context = self._context(component, sizes, sequence or _order(parts["body"]))
         caches = dict.fromkeys((name for p in parts["body"] for name in p.cache), dtype_of(self.work.dtypes.kv))
         context = replace(context, caches=caches)
@@ -148,11 +148,11 @@ class _Maker:
             return np.array([[prod(self.axes[name] for name in names)]])
 
         part, batch = bound.source, np.array([self.work.batches])
-        found = fit(part.needs, bound.component.dims, part.program.pad, batch, ways, 1)
-        if not found.ok.all():
-            dim, reason, _, cut = found.failures[0]
+        sizes = fit(part.needs, bound.component.dims, part.program.pad, batch, ways, 1)
+        if not sizes.ok.all():
+            dim, reason, _, cut = sizes.failures[0]
             raise LayoutError(f"{bound.component.name}: {reason}: {dim}, cut {int(cut.flat[0])} ways")
-        return found
+        return sizes
 
     def _context(self, component: Component, sizes: Mapping[str, int], sequence: str) -> Context:
         dtypes, options = self.work.dtypes, self.options
@@ -173,14 +173,16 @@ class _Maker:
         )
 
     def _weights(self, unit: RunnableComponent) -> dict[str, Stored]:
-        found = {}
+        weights = {}
         for program in (*unit.entry, *unit.bodies):
             for t in program.arguments:
                 if t.name in program.weights:
-                    found["norm" if program in unit.entry else t.name] = self._stored(unit, t, self.work.dtypes.weights)
-        if unit.component.tied and not found.pop("Um").type.same_type(found["Em"].type.renamed("Um")):
+                    weights["norm" if program in unit.entry else t.name] = self._stored(
+                        unit, t, self.work.dtypes.weights
+                    )
+        if unit.component.tied and not weights.pop("Um").type.same_type(weights["Em"].type.renamed("Um")):
             raise LayoutError("a tied embedding must be cut alike where it embeds and where it unembeds")
-        return found
+        return weights
 
     def _caches(self, unit: RunnableComponent) -> dict[str, Stored]:
         types = {name: t for p in unit.bodies for name, t in results(p).items() if name in p.cache}
@@ -195,8 +197,8 @@ class _Maker:
 
 def _order(bodies: Sequence[Program]) -> str:
     """The order of positions over the shards of a cache that the text asks for; else striped."""
-    found = {step.option("order") for p in bodies for step in p.steps} - {None}
-    return str(next(iter(found), "striped"))
+    orders = {step.option("order") for p in bodies for step in p.steps} - {None}
+    return str(next(iter(orders), "striped"))
 
 
 def random_weight(stored: Stored, key: Array, name: str) -> Array:

@@ -156,12 +156,12 @@ def _shards_into(x: Array, dim: int) -> Array:
 
 def slice_(step: Step, context: Context, values: Values) -> Values:
     """This device's part of what all have."""
-    found = []
+    sliced = []
     for x, a, b in zip(plains(values), step.inputs, step.outputs, strict=True):
         for dim, axes in _lost(b, a).items():
             x = context.cut(x, dim, axes)
-        found.append(x)
-    return tuple(found)
+        sliced.append(x)
+    return tuple(sliced)
 
 
 def split(step: Step, context: Context, values: Values) -> Values:

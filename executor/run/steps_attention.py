@@ -34,7 +34,7 @@ def append(step: Step, context: Context, values: Values) -> Values:
     B, S = names.index("B"), names.index("S")
     entries = jnp.expand_dims(new, S).astype(array.dtype)
     shard, place = _owner(pos, context, axes, array.shape[len(lead) + S])
-    mine = shard == context.index(axes)
+    here = shard == context.index(axes)
     over = {d: n for d, n in enumerate(entries.shape) if d in (B, *range(S))}
     thin = [len(lead) + d for d, n in enumerate(entries.shape) if d > S and n == 1]
 
@@ -46,7 +46,7 @@ def append(step: Step, context: Context, values: Values) -> Values:
         start[S] = place[at[B]]
         where = [x for d, x in enumerate((*lead, *start)) if d not in thin]
         there = lax.dynamic_slice(held, where, piece.shape)
-        return lax.dynamic_update_slice(held, jnp.where(mine[at[B]], piece, there), where)
+        return lax.dynamic_update_slice(held, jnp.where(here[at[B]], piece, there), where)
 
     array = jnp.expand_dims(lax.fori_loop(0, prod(over.values()), write, array.squeeze(thin)), thin)
     return (Stacked(array, cache.layer) if isinstance(cache, Stacked) else array,)

@@ -120,6 +120,6 @@ def last(step: Step, context: Context, values: Values) -> Values:
     ends = context.cut(context.whole["lengths"], 0, tensor.axes("B")) - 1
     ours = pos == ends[:, None]  # [B, T]
     x = jnp.moveaxis(x, (B, T), (0, 1))
-    found = jnp.take_along_axis(x, jnp.argmax(ours, axis=1).reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
-    found = jnp.where(jnp.any(ours, axis=1).reshape(-1, *(1,) * (found.ndim - 1)), found, 0)
-    return (jnp.moveaxis(found, 0, [d for d in tensor.names if d != "T"].index("B")),)
+    rows = jnp.take_along_axis(x, jnp.argmax(ours, axis=1).reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
+    rows = jnp.where(jnp.any(ours, axis=1).reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
+    return (jnp.moveaxis(rows, 0, [d for d in tensor.names if d != "T"].index("B")),)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, ms
-from planner.sensitivity.types import Change, Outcome, Sensitivity, SensitivityFile
+from planner.sensitivity.types import Change, Outcome, QuantityEffect, SensitivityFile
 from strategies.role_words import letters_in_words
 
 _HEADERS = (
@@ -47,7 +47,7 @@ def _as_it_is(answer: SensitivityFile) -> list[str]:
     return [f"{step}, {_percent(answer.regret)} more than the best layout's: {_what(answer.changes)}"]
 
 
-def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
+def _rows(one: QuantityEffect, swing: float) -> Iterator[list[str]]:
     for outcome, sign in ((one.less, "-"), (one.more, "+")):
         yield [
             f"{one.quantity} ({value_text(one)})" if outcome is one.less else "",
@@ -61,7 +61,7 @@ def _rows(one: Sensitivity, swing: float) -> Iterator[list[str]]:
         ]
 
 
-def value_text(one: Sensitivity) -> str:
+def value_text(one: QuantityEffect) -> str:
     """Return the number as people write it: `820 GB/s`, `0.9 us`.
 
     FLOP/s in T, bytes in GB, seconds in us.

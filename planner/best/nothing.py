@@ -54,11 +54,11 @@ def _sentence(
     return f"{says}{within} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
 
 
-def nothing_fits(query: Query, found: Mapping[str, SearchResult], covered: Search) -> NothingFits:
+def nothing_fits(query: Query, results: Mapping[str, SearchResult], covered: Search) -> NothingFits:
     """The error where no layout fits: of the query's largest slice and smallest batch."""
     slice_ = max(query.slices, key=lambda s: (s.chips, s.name))
     batch = min(query.work.batches)
-    least = found[slice_.name].least_bytes.get(batch)
+    least = results[slice_.name].least_bytes.get(batch)
     usable = slice_.chip.usable_hbm_bytes_per_device
     if least is None:
         why = f"no layout of {query.model.name} divides over {slice_.name} at batch {batch}"
@@ -67,7 +67,7 @@ def nothing_fits(query: Query, found: Mapping[str, SearchResult], covered: Searc
             f"{query.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB "
             f"per device at the least, and {usable / 1e9:.2f} GB are usable"
         )
-    return NothingFits(why, rejected(found), _smallest(query, slice_, batch), covered)
+    return NothingFits(why, rejected(results), _smallest(query, slice_, batch), covered)
 
 
 def _smallest(query: Query, slice_: Slice, batch: int) -> str | None:

@@ -92,10 +92,10 @@ def _search(asked: tuple[Problem, int]) -> SearchResult:
     return search(*asked)
 
 
-def _unfit_notes(found: Mapping[str, SearchResult], fitting: Sequence[Candidate], query: Query) -> list[str]:
+def _unfit_notes(results: Mapping[str, SearchResult], fitting: Sequence[Candidate], query: Query) -> list[str]:
     """One line for each slice on which some of the batches fit in no layout, and for slices on which none does."""
     notes, never = [], []
-    for name, one in found.items():
+    for name, one in results.items():
         fits = {c.choice.batch for c in fitting if c.slice_.name == name}
         unfit = sorted(batch for batch in one.choices if batch not in fits)
         if query.per_slice and not fits:

@@ -37,22 +37,22 @@ class Sweep:
         search, for the runners-up.
         """
         how = proved(self.solver) if self.solver else EXHAUSTIVE
-        found = self.found.values()
-        return covered(found, started, INTERRUPTED if self.interrupted and not self.solver else how, searched, again)
+        results = self.found.values()
+        return covered(results, started, INTERRUPTED if self.interrupted and not self.solver else how, searched, again)
 
 
 def covered(
-    found: Iterable[SearchResult],
+    results: Iterable[SearchResult],
     started: float,
     proved_by: str,
     searched: float | None = None,
     again: SearchResult | None = None,
 ) -> Search:
     """Return the coverage of several searches; without `searched` no evaluations per second are stated."""
-    found = tuple(found)
-    evaluations = sum(one.evaluations for one in found)
+    results = tuple(results)
+    evaluations = sum(one.evaluations for one in results)
     return Search(
-        candidates=sum(one.candidates for one in found),
+        candidates=sum(one.candidates for one in results),
         evaluations=evaluations + (again.evaluations if again else 0),
         wall_s=time.perf_counter() - started,
         proved_optimal=proved_by,
@@ -70,7 +70,7 @@ def sweep(query: Query, progress: Progress = silent) -> Sweep:
 
         return sweep_coupled(query, progress)
     problems: list[Problem] = []
-    found: dict[str, SearchResult] = {}
+    searched: dict[str, SearchResult] = {}
     try:
         asked = [(query, slice_) for slice_ in query.slices]
         results = in_parallel(asked, search_slice, query.workers, _work)
@@ -78,20 +78,20 @@ def sweep(query: Query, progress: Progress = silent) -> Sweep:
             progress(f"searching {slice_.name}")
             problem, one = next(results)
             problems.append(problem)
-            found[problem.slice_.name] = one
+            searched[problem.slice_.name] = one
             if one.interrupted:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
-        if not any(cs for one in found.values() for cs in one.choices.values()):
+        if not any(cs for one in searched.values() for cs in one.choices.values()):
             raise
     bests = [
         Candidate(problem.slice_, problem, c)
         for problem in problems
-        for choices in found[problem.slice_.name].choices.values()
+        for choices in searched[problem.slice_.name].choices.values()
         for c in choices[:1]
     ]
-    interrupted = len(found) < len(query.slices) or any(one.interrupted for one in found.values())
-    return Sweep(found, tuple(bests), interrupted=interrupted)
+    interrupted = len(searched) < len(query.slices) or any(one.interrupted for one in searched.values())
+    return Sweep(searched, tuple(bests), interrupted=interrupted)
 
 
 def _work(asked: tuple[Query, Slice]) -> float:
@@ -111,10 +111,10 @@ def search_best(problem: Problem) -> SearchResult:
     return search(problem, 1)
 
 
-def rejected(found: Mapping[str, SearchResult]) -> tuple[Rejected, ...]:
+def rejected(results: Mapping[str, SearchResult]) -> tuple[Rejected, ...]:
     """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
     grouped: dict[str, tuple[int, Example]] = {}
-    for one in found.values():
+    for one in results.values():
         for (component, reason), (count, example) in one.rejected.items():
             key = f"{component}: {reason}"
             before, first = grouped.get(key, (0, _example(reason, example)))

@@ -141,8 +141,12 @@ def _check(prefill: Query, decode: Query, output: int, cache: str, seconds: floa
 
 def pair_bytes(prefill: Plan, decode: Plan) -> float:
     """Bytes per device of both plans together: weights once, the decode's caches, the larger working set."""
-    mine, its = prefill.memory, decode.memory
-    return its.weights_bytes + its.kv_bytes + max(mine.kv_bytes + mine.activation_bytes, its.activation_bytes)
+    of_prefill, of_decode = prefill.memory, decode.memory
+    return (
+        of_decode.weights_bytes
+        + of_decode.kv_bytes
+        + max(of_prefill.kv_bytes + of_prefill.activation_bytes, of_decode.activation_bytes)
+    )
 
 
 def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:

@@ -93,7 +93,7 @@ class PairModel:
         """Both phases' rows of a component have the spec that is chosen."""
         classes = [self._classes(phase, i) for phase in range(2)]
         specs = [{s: [ordered(s, order) for order in self.orders] for s in of} for of in classes]
-        known = [dict.fromkeys(spec for of in found.values() for spec in of) for found in specs]
+        known = [dict.fromkeys(spec for of in specs_of.values() for spec in of) for specs_of in specs]
         self.y[i] = {spec: self._bool() for spec in known[0] if spec in known[1]}
         self.model.add_exactly_one(self.y[i].values())
         for phase in range(2):
@@ -102,11 +102,11 @@ class PairModel:
 
     def _classes(self, phase: int, i: int) -> dict[Stored, Literals]:
         """The rows of a component by how they store it, before an order."""
-        found: dict[Stored, Literals] = {}
+        literals: dict[Stored, Literals] = {}
         for xs, block in zip(self.x[phase], self.blocks[phase], strict=True):
             for literal, stored in zip(xs[i], block.specs[i], strict=True):
-                found.setdefault(stored, []).append(literal)
-        return found
+                literals.setdefault(stored, []).append(literal)
+        return literals
 
     def _meets(self, phase: int, i: int, literals: Literals, specs: Sequence[Stored]) -> None:
         """One of these rows needs, with each order, the spec that it has in it."""
@@ -174,12 +174,12 @@ class PairModel:
 
     def _weights(self, i: int) -> dict[Stored, float]:
         """Bytes of a component's weights, by spec."""
-        found: dict[Stored, float] = {}
+        weights: dict[Stored, float] = {}
         for block in self.blocks[1]:
             for at, stored in zip(block.options[i].row.tolist(), block.specs[i], strict=True):
                 for order in self.orders:
-                    found[ordered(stored, order)] = float(block.side.weights[i][at])
-        return found
+                    weights[ordered(stored, order)] = float(block.side.weights[i][at])
+        return weights
 
     def least_bytes(self, cost: float) -> None:
         """Minimise memory among the pairs that cost no more than an optimum (a whole number)."""

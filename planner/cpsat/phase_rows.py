@@ -50,11 +50,11 @@ class PhaseRows:
     found: dict[tuple[int, int, int], Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        board, fast, rates, batches = self.board, self.board.problem.fast, self.board.rates, self.board.batches
-        for i, joined in enumerate(board.joined):
+        mesh_search, fast, rates, batches = self.board, self.board.problem.fast, self.board.rates, self.board.batches
+        for i, joined in enumerate(mesh_search.joined):
             specs = specs_of(joined, rates, batches, self.column, self.caches)
             weights = weights_of(joined, rates, fast, batches, self.column)
-            alone = joined.stored_bytes[:, self.column] <= board.problem.usable_bytes
+            alone = joined.stored_bytes[:, self.column] <= mesh_search.problem.usable_bytes
             rows = np.flatnonzero(joined.possible[:, self.column] & alone).astype(np.int64)
             if self.caches:
                 rows = rows[[not _cuts_sequence(specs.stored(int(r), self._residual(0))) for r in rows]]
@@ -76,8 +76,8 @@ class PhaseRows:
 
     def _cuts(self, i: int, rows: Ints) -> Ints:
         residual = self._residual(0)
-        found = (unordered(self.specs[i].stored(int(row), residual)) for row in rows)
-        return np.array([self.names.setdefault(cut, len(self.names)) for cut in found], dtype=np.int64)
+        cuts = (unordered(self.specs[i].stored(int(row), residual)) for row in rows)
+        return np.array([self.names.setdefault(cut, len(self.names)) for cut in cuts], dtype=np.int64)
 
     @cached_property
     def norms(self) -> float:
@@ -112,7 +112,7 @@ class PhaseRows:
             sums = [s[:, residual] + b for s, b in zip(self.seconds, beside, strict=True)]
             for i, one in enumerate(sums):
                 allowed = self.board.allowed(i, state)
-                one[~allowed[self.board.joined[i].face[self.rows[i]]]] = np.inf
+                one[~allowed[self.board.joined[i].boundary[self.rows[i]]]] = np.inf
             least = [float(one.min()) if len(one) else np.inf for one in sums]
             slack = limit * (1 + SLACK) - sum(least) if np.isfinite(limit) else np.inf
             if np.isfinite(sum(least)) and slack >= 0:
@@ -127,8 +127,8 @@ class PhaseRows:
         for i, at in enumerate(kept):
             classes: dict[Stored, int] = {}
             stored = [self.stored(i, int(a), residual) for a in at]
-            face = np.array([classes.setdefault(s, len(classes)) for s in stored], dtype=np.int64)
-            front = StateRows(at, self.seconds[i][at, residual], self.kv[i][at], self.peak[i][at]).front(1, face)
+            boundary = np.array([classes.setdefault(s, len(classes)) for s in stored], dtype=np.int64)
+            front = StateRows(at, self.seconds[i][at, residual], self.kv[i][at], self.peak[i][at]).front(1, boundary)
             options.append(front)
             specs.append([self.stored(i, int(a), residual) for a in front.row])
         return PhaseBlock(self, state, residual, tuple(options), tuple(specs))
@@ -146,13 +146,13 @@ class PhaseBlock:
 
 
 def phase_rows_of(
-    boards: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
+    mesh_searches: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
 ) -> list[PhaseRows]:
     """The sides of a phase on one mesh, one per padded batch."""
     return [
-        PhaseRows(board, column, factor, caches, names)
-        for board in boards
-        for column, (wanted, _) in enumerate(board.pairs)
+        PhaseRows(mesh_search, column, factor, caches, names)
+        for mesh_search in mesh_searches
+        for column, (wanted, _) in enumerate(mesh_search.pairs)
         if wanted == batch
     ]
 
@@ -172,14 +172,14 @@ def orders_of(side: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
     state, mesh = side.board.state, side.board.mesh
     place = by_place(mesh)
     tables = {(int(r), p.tobytes()): n for n, (r, p) in enumerate(zip(state.residual, state.prefixes, strict=True))}
-    found: dict[int, list[tuple[int, ...]]] = {}
+    orders_by: dict[int, list[tuple[int, ...]]] = {}
     for residual, cut in enumerate(state.cuts.tolist()):
         parts = [[axis for axis in place if CODES[cut[axis]] == dim] for dim in "BTD"]
         rest = [axis for axis in place if CODES[cut[axis]] == "-"]
         for orders in product(*(permutations(part) for part in parts)):
             order = (*chain(*orders), *rest)
-            found.setdefault(tables[residual, _prefixes(cut, order).tobytes()], []).append(order)
-    return found
+            orders_by.setdefault(tables[residual, _prefixes(cut, order).tobytes()], []).append(order)
+    return orders_by
 
 
 def by_place(mesh: Mesh) -> list[int]:

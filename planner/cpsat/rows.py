@@ -68,13 +68,13 @@ class Block:
 
     def least_memory(self, usable: float) -> tuple[int, ...] | None:
         """Options that fit, of those that need the least for some largest working set the fastest; None: none fit."""
-        found: list[tuple[float, tuple[int, ...]]] = []
+        least: list[tuple[float, tuple[int, ...]]] = []
         for peak in np.unique(np.concatenate([o.peak for o in self.options])):
             stored = [np.where(o.peak <= peak, o.stored, np.inf) for o in self.options]
             if sum(float(s.min()) for s in stored) + float(peak) + self.held <= usable:
                 rows = tuple(int(s.argmin()) for s in stored)
-                found.append((sum(float(o.seconds[r]) for o, r in zip(self.options, rows, strict=True)), rows))
-        return min(found)[1] if found else None
+                least.append((sum(float(o.seconds[r]) for o, r in zip(self.options, rows, strict=True)), rows))
+        return min(least)[1] if least else None
 
     def fastest(self, usable: float) -> tuple[int, ...] | None:
         """The fastest options, if they fit."""
@@ -118,16 +118,16 @@ def seconds_of(block: Block, rows: Sequence[int]) -> float:
     return sum(float(o.seconds[row]) for o, row in zip(block.options, rows, strict=True))
 
 
-def boards(problem: Problem, found: SearchResult) -> list[MeshSearch]:
+def boards(problem: Problem, counted: SearchResult) -> list[MeshSearch]:
     """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
     pairs = columns(problem.work.batches, problem.slice_.devices)
     result = []
     for mesh in meshes(problem.slice_, problem.cuts):
-        board = mesh_search_of(problem, mesh, pairs, found)
-        if board is not None:
-            found.candidates += board.candidates()
-            found.evaluations += board.evaluations
-            result.append(board)
+        mesh_search = mesh_search_of(problem, mesh, pairs, counted)
+        if mesh_search is not None:
+            counted.candidates += mesh_search.candidates()
+            counted.evaluations += mesh_search.evaluations
+            result.append(mesh_search)
     return result
 
 
@@ -153,12 +153,12 @@ def reduce_blocks(boards: Sequence[MeshSearch], batch: int, cutoff: bool = True)
     return Reduced(tuple(kept), known)
 
 
-def _places(boards: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
+def _places(mesh_searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
     """Every state of every mesh and padded batch that some layout has, least seconds first."""
     every = [
-        rows_on_boundaries(board, column)
-        for board in boards
-        for column, (wanted, _) in enumerate(board.pairs)
+        rows_on_boundaries(mesh_search, column)
+        for mesh_search in mesh_searches
+        for column, (wanted, _) in enumerate(mesh_search.pairs)
         if wanted == batch
     ]
     in_order = [
@@ -194,30 +194,30 @@ class Rows:
         return Block(self.board, self.column, state, tuple(fronts))
 
 
-def all_rows(board: MeshSearch, column: int) -> Rows:
+def all_rows(mesh_search: MeshSearch, column: int) -> Rows:
     """Every row that runs the batch and that alone fits."""
-    usable = board.problem.usable_bytes
+    usable = mesh_search.problem.usable_bytes
     return Rows(
-        board,
+        mesh_search,
         column,
         tuple(
             np.flatnonzero(j.possible[:, column] & (j.stored_bytes[:, column] <= usable)).astype(np.int64)
-            for j in board.joined
+            for j in mesh_search.joined
         ),
     )
 
 
-def rows_on_boundaries(board: MeshSearch, column: int) -> Rows:
+def rows_on_boundaries(mesh_search: MeshSearch, column: int) -> Rows:
     """Return the rows that no other row of their boundary beats in both sums of seconds, stored bytes and working set.
 
-    Rows of one face pay the same glue in every state, so the other is no slower in any.
+    Rows of one boundary pay the same reshard in every state, so the other is no slower in any.
     """
-    every = all_rows(board, column)
+    every = all_rows(mesh_search, column)
     kept = []
-    for joined, rows in zip(board.joined, every.rows, strict=True):
+    for joined, rows in zip(mesh_search.joined, every.rows, strict=True):
         late, stored, peak = (x[rows, column] for x in (joined.reads_full_s, joined.stored_bytes, joined.peak_bytes))
         front = StateRows(rows, late, stored, peak).front(
-            1, joined.face[rows], early=joined.hops_hidden_s[rows, column]
+            1, joined.boundary[rows], early=joined.hops_hidden_s[rows, column]
         )
         kept.append(front.row)
     return replace(every, rows=tuple(kept))

@@ -35,12 +35,14 @@ class SortedAxes:
     """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
 
     letters: Axes
-    face: str
+    boundary: str
 
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[SortedAxes, ...], ...]:
-    return tuple(tuple(SortedAxes(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
+    return tuple(
+        tuple(SortedAxes(letters, boundary) for letters, boundary in runs) for runs in axis_runs(program, tensor)
+    )
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
@@ -60,34 +62,36 @@ class Specs:
         """The groups of mesh axes that cut each dim of each weight; `residual`: what each mesh axis cuts there."""
         table_number, at = int(self.joined.table_of[row]), int(self.joined.row_of[row])
         table = self.joined.tables[table_number]
-        plays: dict[str, list[int]] = {}
+        role_axes: dict[str, list[int]] = {}
         for axis, choice in enumerate(table.rows[at].tolist()):
-            plays.setdefault(table.choices[choice], []).append(axis)
-        found = []
+            role_axes.setdefault(table.choices[choice], []).append(axis)
+        dims = []
         for part, sizes in zip(table.body.parts, self.sizes[table_number], strict=True):
             for t in weight_types(part.program):
                 shape = tuple(int(sizes[d.name][at]) for d in t.dims)
-                found.append((t.name, shape, self._cuts(part.program, t, plays, residual)))
+                dims.append((t.name, shape, self._cuts(part.program, t, role_axes, residual)))
             for t in part.program.caches if self.caches else ():
-                cuts = dict(zip(t.names, self._cuts(part.program, t, plays, residual), strict=True))
-                found.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
-        return tuple(sorted(found))
+                cuts = dict(zip(t.names, self._cuts(part.program, t, role_axes, residual), strict=True))
+                dims.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
+        return tuple(sorted(dims))
 
     @staticmethod
-    def _cuts(program: Program, t: Tensor, plays: dict[str, list[int]], residual: Sequence[int]) -> tuple[Groups, ...]:
-        return tuple(_groups(runs, plays, residual) for runs in _runs(program, t))
+    def _cuts(
+        program: Program, t: Tensor, role_axes: dict[str, list[int]], residual: Sequence[int]
+    ) -> tuple[Groups, ...]:
+        return tuple(_groups(runs, role_axes, residual) for runs in _runs(program, t))
 
 
-def _groups(runs: Sequence[SortedAxes], plays: dict[str, list[int]], residual: Sequence[int]) -> Groups:
-    found = []
+def _groups(runs: Sequence[SortedAxes], role_axes: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+    groups = []
     for run in runs:
-        axes = sorted(axis for letter in run.letters for axis in plays.get(letter, ()))
-        if run.face:
-            cut = [axis for axis in axes if CODES[residual[axis]] == run.face]
-            found += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
+        axes = sorted(axis for letter in run.letters for axis in role_axes.get(letter, ()))
+        if run.boundary:
+            cut = [axis for axis in axes if CODES[residual[axis]] == run.boundary]
+            groups += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
         else:
-            found += [tuple(sorted(plays.get(letter, ()))) for letter in run.letters]
-    return tuple(group for group in found if group)
+            groups += [tuple(sorted(role_axes.get(letter, ()))) for letter in run.letters]
+    return tuple(group for group in groups if group)
 
 
 def specs_of(joined: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
@@ -103,15 +107,15 @@ def specs_of(joined: ComponentRows, rates: Rates, batches: Ints, column: int, ca
 
 def weights_of(joined: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
     """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
-    found = []
+    weights = []
     for table in joined.tables:
         masks, total = masks_of(table.rows, table.choices), np.zeros((len(table.rows), batches.shape[1]))
         for number, part in enumerate(table.body.parts):
             if not (joined.component.tied and number):
                 sizes = fit_part(part, joined.component, rates, masks, batches).sizes
                 total = total + joined.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
-        found.append(total[:, column])
-    return np.concatenate(found)
+        weights.append(total[:, column])
+    return np.concatenate(weights)
 
 
 def unordered(stored: Stored) -> Stored:

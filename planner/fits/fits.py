@@ -180,14 +180,14 @@ class _Question:
 
     def plan(self, number: int, free: bool = False) -> Plan | None:
         """A layout that fits the number, priced in full; `free`: however many bytes it takes."""
-        found = self._choice(number, free)
-        if found is None:
+        choice = self._choice(number, free)
+        if choice is None:
             return None
         problem = self._problem(*self.sizes(number))
-        layout, work, model = from_choice(found, problem), problem.work, self.query.model
-        plan = price_layout(layout, self.slice_, model, work, found.batch, found.padded_batch, problem.fast)
-        if abs(plan.memory.total_bytes - found.total_bytes) > 1e-9 * found.total_bytes:
-            raise RuntimeError(f"the tables say {found.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
+        layout, work, model = from_choice(choice, problem), problem.work, self.query.model
+        plan = price_layout(layout, self.slice_, model, work, choice.batch, choice.padded_batch, problem.fast)
+        if abs(plan.memory.total_bytes - choice.total_bytes) > 1e-9 * choice.total_bytes:
+            raise RuntimeError(f"the tables say {choice.total_bytes} bytes, the layout takes {plan.memory.total_bytes}")
         return plan
 
     def _choice(self, number: int, free: bool = False) -> Choice | None:

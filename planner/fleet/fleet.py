@@ -72,9 +72,9 @@ def _nothing_found(problem: FleetProblem, solved: FleetSolution | None, asked: F
 
 def _covered(offers: ServerOptions, started: float) -> Search:
     how = INTERRUPTED if offers.interrupted else "exhaustive, each slice, role and batch alone"
-    found = covered(offers.found.values(), started, how)
-    rate = found.evaluations / offers.search_s if offers.search_s else 0.0
-    return msgspec.structs.replace(found, evaluations_per_s=rate)
+    coverage = covered(offers.found.values(), started, how)
+    rate = coverage.evaluations / offers.search_s if offers.search_s else 0.0
+    return msgspec.structs.replace(coverage, evaluations_per_s=rate)
 
 
 def _notes(asked: FleetQuery, offers: ServerOptions) -> tuple[str, ...]:

@@ -141,8 +141,10 @@ def first_guess(problem: FleetProblem, whole: IntegerProblem) -> tuple[int, ...]
     counts, left = [0] * len(problem.servers), dict(problem.quota)
     for role in ROLES:
         missing = whole.demand
-        mine = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
-        for i in sorted(mine, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)):
+        servers = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
+        for i in sorted(
+            servers, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)
+        ):
             server = problem.servers[i]
             if missing <= 0 or any(counts[a + b - i] for a, b in problem.barred if i in (a, b)):
                 continue

@@ -115,7 +115,7 @@ def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constan
     if not quota:
         raise InputError(f"no quota given; {_QUOTA}")
     known = chip_names() if chip_file is None else (*chip_names(), read_chip(Path(chip_file)).name.lower())
-    found: list[Slice] = []
+    slices: list[Slice] = []
     for name, chips in sorted(quota.items()):
         if not isinstance(chips, int) or not 1 <= chips <= MOST_CHIPS:
             raise InputError(f"quota {name}={chips}: expected a whole number of chips from 1 to {MOST_CHIPS}", "quota")
@@ -127,8 +127,8 @@ def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constan
             raise InputError(
                 f"quota {name}={chips}: too few for any slice; the smallest of {name} has {smallest} chips", "quota"
             )
-        found += [s for s in legal if s.chips <= chips]
-    return in_order(found)
+        slices += [s for s in legal if s.chips <= chips]
+    return in_order(slices)
 
 
 def traffic_of(traffic: Traffic | Mapping[str, float]) -> Traffic:

@@ -69,13 +69,13 @@ def _fits_nowhere(asked: FleetQuery, offers: ServerOptions, role: str) -> str:
 def _larger(asked: FleetQuery, role: str) -> str:
     """The smallest slice beyond the quota, of each of its chips, on which one batch of the role fits."""
     batch = min(asked.prefill_batches if role == "prefill" else asked.decode_batches or (1,))
-    found = []
+    larger = []
     for chip in dict.fromkeys(slice_.chip for slice_ in asked.query.slices):
         beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > asked.quota[chip.name.lower()])
         first = next((slice_ for slice_ in beyond if _fits(asked, role, slice_, batch)), None)
         if first is not None:
-            found.append(f"{chip.name}={first.chips} ({first.name})")
-    return f"it fits from {' or '.join(found)} on" if found else "no larger slice of these chips holds it either"
+            larger.append(f"{chip.name}={first.chips} ({first.name})")
+    return f"it fits from {' or '.join(larger)} on" if larger else "no larger slice of these chips holds it either"
 
 
 def _fits(asked: FleetQuery, role: str, slice_: Slice, batch: int) -> bool:

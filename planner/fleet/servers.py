@@ -114,18 +114,18 @@ def _search(asked: FleetQuery, slices: Sequence[Slice], offers: ServerOptions, p
     results = in_parallel([(query, query.slices[0]) for query in queries], search_slice, asked.query.workers)
     for query in queries:
         progress(f"searching {query.slices[0].name}, {query.work.phase}")
-        problem, found = next(results)
-        _add(asked, by_place[problem.slice_.name, problem.work.phase], found, problem, offers)
-        if found.interrupted:
+        problem, result = next(results)
+        _add(asked, by_place[problem.slice_.name, problem.work.phase], result, problem, offers)
+        if result.interrupted:
             raise KeyboardInterrupt
 
 
-def _add(asked: FleetQuery, query: Query, found: SearchResult, problem: Problem, offers: ServerOptions) -> None:
+def _add(asked: FleetQuery, query: Query, result: SearchResult, problem: Problem, offers: ServerOptions) -> None:
     """Price what was found, and keep what is within the targets."""
     slice_, role = problem.slice_, problem.work.phase
-    offers.found[f"{slice_.name} {role}"] = found
+    offers.found[f"{slice_.name} {role}"] = result
     limit_s = asked.query.targets.max_ttft_s if role == "prefill" else asked.query.targets.max_step_s
-    bests = [Candidate(slice_, problem, c) for choices in found.choices.values() for c in choices[:1]]
+    bests = [Candidate(slice_, problem, c) for choices in result.choices.values() for c in choices[:1]]
     for candidate in front(bests):
         offer = server_option(asked, slice_, price_candidate(candidate, query))
         shortest = (offer.step_s, offer.name)

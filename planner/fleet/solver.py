@@ -84,10 +84,10 @@ def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
     fleets = FleetModel(problem, whole, None)
-    found = fleets.minimise(whole.costs, guess, _GUESS_EFFORT)
-    if found.interrupted:
+    solution = fleets.minimise(whole.costs, guess, _GUESS_EFFORT)
+    if solution.interrupted:
         raise KeyboardInterrupt
-    counts = found.values(fleets.counts) or guess
+    counts = solution.values(fleets.counts) or guess
     if counts is None:
         return None
     check_fleet(problem, counts)
@@ -104,18 +104,18 @@ def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
     whole = whole_numbers(problem)
     guess = first_guess(problem, whole)
     fleets = FleetModel(problem, whole, started + seconds if seconds is not None else None)
-    found = fleets.minimise(whole.costs, guess)
-    if found.status == INFEASIBLE:
+    solution = fleets.minimise(whole.costs, guess)
+    if solution.status == INFEASIBLE:
         return FleetSolution(None, None)
-    counts = found.values(fleets.counts) or guess
+    counts = solution.values(fleets.counts) or guess
     if counts is None:
         return FleetSolution(None, None, fleets.ended)
     cost = problem.cost(counts)
     bound = cost
-    if found.status == OPTIMAL:
-        counts = counts if found.interrupted else fleets.break_ties(counts)
+    if solution.status == OPTIMAL:
+        counts = counts if solution.interrupted else fleets.break_ties(counts)
     else:
-        bound_of_solver = Fraction(ceil(found.bound)) if found.found else Fraction(0)
+        bound_of_solver = Fraction(ceil(solution.bound)) if solution.found else Fraction(0)
         least = max(least_cost(problem), bound_of_solver / whole.cost_scale)
         bound = min(cost, whole_cost(problem, least))
     proof = FleetProof(
@@ -161,12 +161,12 @@ class FleetModel:
         for variable, value in zip(self.counts, hint or (), strict=False):
             self.model.add_hint(variable, value)
         left_s = None if self.until is None else self.until - time.perf_counter()
-        found = run_sums(self.model, left_s, effort)
-        if found.interrupted:
+        ended = run_sums(self.model, left_s, effort)
+        if ended.interrupted:
             self.ended = "interrupt"
-        elif found.status in (FEASIBLE, UNKNOWN) and effort is None:
+        elif ended.status in (FEASIBLE, UNKNOWN) and effort is None:
             self.ended = "time limit"
-        return found
+        return ended
 
     def break_ties(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the fleet of least cost with the fewest chips, then servers, then the least sum of steps."""
@@ -175,9 +175,9 @@ class FleetModel:
         for following in ([s.chips for s in servers], [1] * len(servers), [ceil(s.step_s * 1e9) for s in servers]):
             total = sum(w * n for w, n in zip(weights, counts, strict=True))
             self.model.add(sum(w * n for w, n in zip(weights, self.counts, strict=True)) <= total)
-            found = self.minimise(following, counts, _TIE_EFFORT)
-            counts, weights = found.values(self.counts) or counts, following
-            if found.status != OPTIMAL:
+            solution = self.minimise(following, counts, _TIE_EFFORT)
+            counts, weights = solution.values(self.counts) or counts, following
+            if solution.status != OPTIMAL:
                 break
         return counts
 
@@ -187,8 +187,8 @@ def add_demand(
 ) -> None:
     """Each role serves the demand."""
     for role in ROLES:
-        mine = [i for i, s in enumerate(problem.servers) if s.role == role]
-        model.add(sum(whole.rates[i] * counts[i] for i in mine) >= whole.demand)
+        servers = [i for i, s in enumerate(problem.servers) if s.role == role]
+        model.add(sum(whole.rates[i] * counts[i] for i in servers) >= whole.demand)
 
 
 def chips_used(problem: FleetProblem, counts: Sequence[cp_model.IntVar], chip: str) -> cp_model.LinearExprT:

@@ -113,4 +113,4 @@ def _order(point: Point) -> tuple[object, ...]:
 def _best_of(point: Point, points: Sequence[Point]) -> tuple[str, ...]:
     least = [min(column) for column in zip(*map(values_of, points), strict=True)]
     names = (LATENCY, THROUGHPUT, *([COST] if point.dollars_per_million_tokens is not None else []))
-    return tuple(name for name, mine, best in zip(names, values_of(point), least, strict=False) if mine == best)
+    return tuple(name for name, value, best in zip(names, values_of(point), least, strict=False) if value == best)

@@ -59,9 +59,9 @@ def hidden_s(
     """
     if reached is None:
         return 0.0
-    found = defaultdict[str, _Hiding](_Hiding)
+    layers = defaultdict[str, _Hiding](_Hiding)
     for s in steps:
-        of, flops_s, hbm_s = found[s.component], s.flops_s / flops, s.hbm_s / hbm
+        of, flops_s, hbm_s = layers[s.component], s.flops_s / flops, s.hbm_s / hbm
         of.layers = s.layers
         of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
         of.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
@@ -69,7 +69,7 @@ def hidden_s(
             of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
         else:
             of.wait_s += sum(c.hops_s + c.launches * reached.launch_s for c in s.comms)
-    return sum(one.seconds(prefetch_s / hbm) for one in found.values())
+    return sum(one.seconds(prefetch_s / hbm) for one in layers.values())
 
 
 @dataclass
@@ -110,15 +110,15 @@ def _by_role(plan: Plan) -> dict[tuple[str, str, str], tuple[float, StepPlan | N
 
     How a component meets the residual counts as one: one plan's AllReduce is another's ReduceScatter and AllGather.
     """
-    found: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
+    by_role: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
     for step in plan.cost.steps:
-        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "glue"
-        key = (step.component, step.part if step.part == "body" else "glue", what)
-        seconds, longest = found.get(key, (0.0, None))
+        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "reshard"
+        key = (step.component, step.part if step.part == "body" else "reshard", what)
+        seconds, longest = by_role.get(key, (0.0, None))
         if longest is None or step.seconds > longest.seconds:
             longest = step
-        found[key] = (seconds + step.layers * step.seconds, longest)
-    return found
+        by_role[key] = (seconds + step.layers * step.seconds, longest)
+    return by_role
 
 
 def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:

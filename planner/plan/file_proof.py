@@ -73,7 +73,5 @@ def _worst(short: Sequence[Solved]) -> str:
     if not short:
         return "every slice and batch that was begun is proved"
     worst = max(short, key=lambda s: (1.0 if s.proof.gap is None else s.proof.gap, s.slice, s.batch))
-    found = "nothing found" if worst.proof.gap is None else f"gap {100 * worst.proof.gap:.3g}%"
-    return (
-        f"{worst.slice} at batch {worst.batch}: {found}, no layout takes less than {worst.proof.bound_s * 1e3:.6g} ms"
-    )
+    gap = "nothing found" if worst.proof.gap is None else f"gap {100 * worst.proof.gap:.3g}%"
+    return f"{worst.slice} at batch {worst.batch}: {gap}, no layout takes less than {worst.proof.bound_s * 1e3:.6g} ms"

@@ -231,7 +231,7 @@ def _component_layout(a: Assigned, names: Sequence[str], priced: Sequence[SizedP
 def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
     chip = slice_.chip
     sources = chip.sources
-    found = [
+    constants = [
         (f"flops_per_s.{work.dtypes.compute}", chip.flops_per_s[work.dtypes.compute], "FLOP/s", "flops_per_s"),
         ("hbm_bytes_per_s", chip.hbm_bytes_per_s, "bytes/s", "hbm_bytes_per_s"),
         ("usable_hbm_bytes_per_device", chip.usable_hbm_bytes_per_device, "bytes", "usable_hbm_bytes_per_device"),
@@ -239,12 +239,12 @@ def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
         ("hop_latency_s", chip.hop_latency_s, "s", "hop_latency_s"),
     ]
     if chip.core_link_bytes_per_s is not None:
-        found.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
+        constants.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
     if chip.reached is not None:
         units = {"hop": "of hop_latency_s", "launch_s": "s"}
         values = msgspec.structs.asdict(chip.reached)
-        found += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
-    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in found)
+        constants += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
+    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in constants)
 
 
 def _constant(name: str, value: float, unit: str, source: str) -> Constant:

@@ -29,19 +29,19 @@ def chosen_slices(
     """
     if counts is not None and not chips:
         raise InputError(f"chip_counts {range_text(counts)}: of which chip? Name one, too, such as v5e", "chip_counts")
-    found = [named_slice(name, chip_file) for name in names]
+    slices = [named_slice(name, chip_file) for name in names]
     for chip in dict.fromkeys(chips):
-        found += _of_chip(chip, counts, chip_file, most_chips)
-    if not found and chips:
+        slices += _of_chip(chip, counts, chip_file, most_chips)
+    if not slices and chips:
         both = f" and {range_text(counts)} chips contradict each other" if counts else ""
         raise InputError(
             f"max_chips {most_chips}{both}: no slice of {', '.join(chips)} is within {'both' if both else 'that'}; "
             f"expected more chips at most{', or a range of fewer' if both else ''}",
             "max_chips",
         )
-    if not found:
+    if not slices:
         raise InputError("no slice given; expected at least one, such as v5e:4x4, or a chip, such as v5e")
-    return tuple(slice_at(one, constants) for one in dict.fromkeys(found))
+    return tuple(slice_at(one, constants) for one in dict.fromkeys(slices))
 
 
 def range_text(counts: tuple[int, int | None]) -> str:
@@ -83,14 +83,14 @@ def _of_chip(
         raise InputError(f"chips {name!r}: no such chip; closest: {closest(name, chip_names())}", "chips")
     least, most = counts or (1, None)
     legal = slices_of(chip)
-    found = [s for s in legal if least <= s.chips and (most is None or s.chips <= most)]
-    if not found:
+    chosen = [s for s in legal if least <= s.chips and (most is None or s.chips <= most)]
+    if not chosen:
         sizes = ", ".join(map(str, sorted({s.chips for s in legal})))
         raise InputError(
             f"chip_counts {range_text((least, most))}: {chip.name} has no slice of so many; it has {sizes}",
             "chip_counts",
         )
-    return [s for s in found if most_chips is None or s.chips <= most_chips]
+    return [s for s in chosen if most_chips is None or s.chips <= most_chips]
 
 
 def in_order(slices: Iterable[Slice]) -> tuple[Slice, ...]:

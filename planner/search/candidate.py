@@ -86,10 +86,10 @@ def price_candidate(candidate: Candidate, query: Query) -> Plan:
         choice.padded_batch,
         problem.fast,
     )
-    for name, mine, theirs in (
+    for name, searched, priced in (
         ("step_s", plan.cost.step_s, choice.step_s),
         ("total_bytes", plan.memory.total_bytes, choice.total_bytes),
     ):
-        if abs(mine - theirs) > 1e-9 * max(mine, theirs):
-            raise RuntimeError(f"the search priced {name} at {theirs}, the plain cost function at {mine}: {choice}")
+        if abs(searched - priced) > 1e-9 * max(searched, priced):
+            raise RuntimeError(f"the search priced {name} at {priced}, the plain cost function at {searched}: {choice}")
     return plan

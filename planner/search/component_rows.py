@@ -1,14 +1,15 @@
 """One component on one mesh: its priced assignments, grouped by how they meet the residual stream.
 
-The glue's price depends only on what each mesh axis cuts in the body's input and does to its output (the
-*face*). So assignments with one face share their glue, and only the best of each face is of interest.
+The reshard's price depends only on what each mesh axis cuts in the body's input and does to its output (the
+*boundary*). So assignments with one boundary share their reshard, and only the best of each boundary is of interest.
 
-Hops and launches hide while weights are read ahead (`strategies.readers.overlap`), those of the glue like those of the
-body: with T, w, s a body's seconds, its hops and launches, and its room, and G, v those of its glue, both together take
+Hops and launches hide while weights are read ahead (`strategies.readers.overlap`), those of the reshard like those of
+the body: with T, w, s a body's seconds, its hops and launches, and its room, and G, v those of its reshard, both
+together take
 
     T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
 
-the larger of two sums of the body's and the glue's own terms, `hops_hidden_s` and `reads_full_s`.
+the larger of two sums of the body's and the reshard's own terms, `hops_hidden_s` and `reads_full_s`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GIVE = {code: i for i, code in enumerate(GIVEN)}
 
 @dataclass
 class ComponentRows:
-    """Rows of every body of a component, as flat arrays: `face` numbers the faces, `columns` are of the tables."""
+    """Rows of every body of a component, as flat arrays; `boundary`: a number per row, `columns`: of the tables."""
 
     component: Component
     tables: Sequence[PriceTable]
@@ -42,7 +43,7 @@ class ComponentRows:
     hops_hidden_s: Floats
     reads_full_s: Floats
     stored_bytes: Floats
-    face: Ints
+    boundary: Ints
     reads: Ints
     gives: Ints
     columns: Ints
@@ -56,17 +57,17 @@ class ComponentRows:
     @cached_property
     def peak_bytes(self) -> Floats:
         """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
-        found = np.empty(self.reads_full_s.shape)
+        peaks = np.empty(self.reads_full_s.shape)
         for number, table in enumerate(self.tables):
-            mine = np.flatnonzero(self.table_of == number)
-            found[mine] = table.peak_bytes(self.row_of[mine], self.columns)
-        return found
+            rows = np.flatnonzero(self.table_of == number)
+            peaks[rows] = table.peak_bytes(self.row_of[rows], self.columns)
+        return peaks
 
     @cached_property
     def least(self) -> tuple[Floats, Floats]:
-        """[faces, columns]: the least early and late seconds of one layer, without glue."""
-        order = np.argsort(self.face, kind="stable")
-        starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
+        """[boundaries, columns]: the least early and late seconds of one layer, without reshards."""
+        order = np.argsort(self.boundary, kind="stable")
+        starts = np.searchsorted(self.boundary[order], np.arange(len(self.reads)))
         early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s))
         return early, late
 
@@ -82,7 +83,7 @@ class ComponentRows:
 
     def take(self, rows: Ints, columns: Ints) -> ComponentRows:
         """These rows and columns only."""
-        faces, face = np.unique(self.face[rows], return_inverse=True)
+        boundaries, boundary = np.unique(self.boundary[rows], return_inverse=True)
         taken = ComponentRows(
             self.component,
             self.tables,
@@ -91,9 +92,9 @@ class ComponentRows:
             self.hops_hidden_s[rows][:, columns],
             self.reads_full_s[rows][:, columns],
             self.stored_bytes[rows][:, columns],
-            face.reshape(-1),
-            self.reads[faces],
-            self.gives[faces],
+            boundary.reshape(-1),
+            self.reads[boundaries],
+            self.gives[boundaries],
             self.columns[columns],
         )
         if "peak_bytes" in vars(self):
@@ -103,18 +104,18 @@ class ComponentRows:
 
 def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | None:
     """Flatten the tables of a component's bodies; None where no assignment is possible."""
-    faces, rows, numbers = [], [], []
+    boundaries, rows, numbers = [], [], []
     for number, table in enumerate(tables):
         reads = np.array([READ[table.body.reads(a)] for a in table.choices])[table.rows]
         gives = np.array([GIVE[table.body.gives(a)] for a in table.choices])[table.rows]
-        faces.append(np.concatenate([reads, gives], axis=1))
+        boundaries.append(np.concatenate([reads, gives], axis=1))
         rows.append(np.arange(len(table.rows)))
         numbers.append(np.full(len(table.rows), number))
-    face = np.concatenate(faces)
-    if not len(face):
+    boundary = np.concatenate(boundaries)
+    if not len(boundary):
         return None
-    unique, inverse = unique_rows(face)
-    axes = face.shape[1] // 2
+    unique, inverse = unique_rows(boundary)
+    axes = boundary.shape[1] // 2
     runs = [t.ok & np.isfinite(t.step_s) for t in tables]
     waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
     return ComponentRows(
@@ -136,15 +137,15 @@ def _less(seconds: Floats, hidden: Floats, possible: NDArray[np.bool_]) -> Float
     return np.asarray(np.subtract(seconds, hidden, out=np.full(possible.shape, np.inf), where=possible))
 
 
-def unique_rows(face: Ints) -> tuple[Ints, Ints]:
+def unique_rows(boundary: Ints) -> tuple[Ints, Ints]:
     """The different rows of codes, and which of them each row is."""
-    codes = face @ (5 ** np.arange(face.shape[1], dtype=np.int64))
+    codes = boundary @ (5 ** np.arange(boundary.shape[1], dtype=np.int64))
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return face[first], inverse.reshape(-1)
+    return boundary[first], inverse.reshape(-1)
 
 
 def prefix_masks(joined: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
-    """[faces, residuals]: sets of axes that must be prefixes of the residual's order.
+    """[boundaries, residuals]: sets of axes that must be prefixes of the residual's order.
 
     They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.
     """

@@ -72,12 +72,12 @@ class Footprints:
         for mesh in list(self.order):
             if dominated(value, key, self.unfit.setdefault(mesh, [])):
                 continue
-            found = need_of(problem, mesh, pairs)
-            least_bytes = min(least_bytes, found.least_bytes)
-            if found.fits:
+            need = need_of(problem, mesh, pairs)
+            least_bytes = min(least_bytes, need.least_bytes)
+            if need.fits:
                 self.order.remove(mesh)
                 self.order.insert(0, mesh)
-                return Need(found.choice, least_bytes)
+                return Need(need.choice, least_bytes)
             if value:
                 self.unfit[mesh].append((value, key))
         return Need(None, least_bytes)
@@ -90,30 +90,30 @@ def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
     """Return the need of the first of the pairs that fits, on one mesh."""
-    board = mesh_search_of(problem, mesh, pairs, SearchResult())
-    if board is None:
+    mesh_search = mesh_search_of(problem, mesh, pairs, SearchResult())
+    if mesh_search is None:
         return Need(None, inf)
-    memory = _Memory(board)
+    memory = _Memory(mesh_search)
     least_bytes = inf
     for column in range(len(pairs)):
-        found = memory.need(column)
-        if found.fits:
-            return found
-        least_bytes = min(least_bytes, found.least_bytes)
+        need = memory.need(column)
+        if need.fits:
+            return need
+        least_bytes = min(least_bytes, need.least_bytes)
     return Need(None, least_bytes)
 
 
 class _Memory:
     """The bytes that layouts of a mesh search need; columns are batches."""
 
-    def __init__(self, board: MeshSearch) -> None:
-        self.board, self.joined, self.states = board, board.joined, board.state
+    def __init__(self, mesh_search: MeshSearch) -> None:
+        self.board, self.joined, self.states = mesh_search, mesh_search.joined, mesh_search.state
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
 
     def need(self, column: int) -> Need:
         """A layout that fits, if one does. States are taken from the one with the lowest bound of its bytes.
 
-        The glue is asked only where memory would do; without it, bytes are still a lower bound.
+        The reshard is asked only where memory would do; without it, bytes are still a lower bound.
         """
         usable_bytes, residual_bytes = self.board.problem.usable_bytes, self.board.residual_bytes[:, column]
         stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.joined)
@@ -125,15 +125,15 @@ class _Memory:
         state, beside = self.states.take(kept), residual_bytes[kept]
         limits = self._limits(column, peak)
         tables = [_stored_within(j, column, limits) for j in self.joined]
-        faces = [_prefixed(j, state) for j in self.joined]
+        boundaries = [_prefixed(j, state) for j in self.joined]
         bounds = beside[state.residual] + peak
-        for table, allowed in zip(tables, faces, strict=True):
+        for table, allowed in zip(tables, boundaries, strict=True):
             bounds = bounds + np.where(allowed, table[:, -1], inf).min(axis=1)
         least_bytes = float(np.delete(stored + peak + residual_bytes, kept).min(initial=inf))
         for n in np.argsort(bounds, kind="stable"):
             if bounds[n] >= least_bytes:
                 break
-            residual, chosen = int(state.residual[n]), [of[n] for of in faces]
+            residual, chosen = int(state.residual[n]), [of[n] for of in boundaries]
             limit, nbytes = _least_within(tables, chosen, limits)
             if nbytes <= usable_bytes - beside[residual]:
                 meets = self._meets(int(kept[residual]), column)
@@ -147,12 +147,12 @@ class _Memory:
         return Need(None, least_bytes)
 
     def _choice(
-        self, cuts: Ints, faces: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
+        self, cuts: Ints, boundaries: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
     ) -> Choice:
-        """The assignments of these faces that store the least within a limit of working sets."""
+        """The assignments of these boundaries that store the least within a limit of working sets."""
         picks = []
-        for joined, allowed in zip(self.joined, faces, strict=True):
-            rows = np.flatnonzero(joined.possible[:, column] & allowed[joined.face])
+        for joined, allowed in zip(self.joined, boundaries, strict=True):
+            rows = np.flatnonzero(joined.possible[:, column] & allowed[joined.boundary])
             rows = rows[joined.peak_bytes[rows, column] <= limit]
             row = int(rows[joined.stored_bytes[rows, column].argmin()])
             picks.append(joined.pick(row))
@@ -165,28 +165,32 @@ class _Memory:
         return np.unique(peaks[(peaks >= least) & (peaks <= self.board.problem.usable_bytes)])
 
     def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
-        """For each component [faces]: whether there is glue between the face and this residual."""
+        """For each component [boundaries]: whether there is reshard between the boundary and this residual."""
         if (residual, column) not in self.met:
             cuts, none = self.states.cuts[residual : residual + 1], np.zeros(0, dtype=np.int64)
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
-            board, problem = self.board, self.board.problem
-            batches = board.batches[:, column : column + 1]
-            glue, _ = price_reshards(self.joined, state, problem.work.phase, board.rates, problem.fast, batches)
-            self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
+            mesh_search, problem = self.board, self.board.problem
+            batches = mesh_search.batches[:, column : column + 1]
+            reshards, _ = price_reshards(
+                self.joined, state, problem.work.phase, mesh_search.rates, problem.fast, batches
+            )
+            self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in reshards]
         return self.met[residual, column]
 
 
-def _least_within(tables: Sequence[Floats], faces: Sequence[NDArray[np.bool_]], limits: Floats) -> tuple[int, float]:
-    """At which limit of working sets one allowed face of each component takes the least bytes, and how many."""
-    if not all(allowed.any() for allowed in faces):
+def _least_within(
+    tables: Sequence[Floats], boundaries: Sequence[NDArray[np.bool_]], limits: Floats
+) -> tuple[int, float]:
+    """At which limit of working sets one allowed boundary of each component takes the least bytes, and how many."""
+    if not all(allowed.any() for allowed in boundaries):
         return 0, inf
-    needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, faces, strict=True))
+    needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, boundaries, strict=True))
     place = int(needs.argmin())
     return place, float(needs[place])
 
 
 def _prefixed(joined: ComponentRows, state: States) -> NDArray[np.bool_]:
-    """[states, faces]: whether the axes that a face keeps are prefixes of the residual's order."""
+    """[states, boundaries]: whether the axes that a boundary keeps are prefixes of the residual's order."""
     rows = np.arange(len(state.residual))[:, None]
     masks = prefix_masks(joined, state.cuts)
     return np.asarray(np.logical_and.reduce([state.prefixes[rows, mask.T[state.residual]] for mask in masks]))
@@ -197,9 +201,9 @@ def _least(values: Floats, possible: NDArray[np.bool_]) -> float:
 
 
 def _stored_within(joined: ComponentRows, column: int, limits: Floats) -> Floats:
-    """[faces, limits]: the least stored bytes of a face's assignments whose working set is within the limit."""
+    """[boundaries, limits]: the least stored bytes of a boundary's rows whose working set is within the limit."""
     stored = np.full((len(joined.reads), len(limits)), inf)
     rows = np.flatnonzero(joined.possible[:, column] & (joined.peak_bytes[:, column] <= limits[-1]))
     place = np.searchsorted(limits, joined.peak_bytes[rows, column])
-    np.minimum.at(stored, (joined.face[rows], place), joined.stored_bytes[rows, column])
+    np.minimum.at(stored, (joined.boundary[rows], place), joined.stored_bytes[rows, column])
     return np.asarray(np.minimum.accumulate(stored, axis=1))

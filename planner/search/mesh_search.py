@@ -31,10 +31,10 @@ class MeshSearch:
         rates: Rates,
         batches: Ints,
         pairs: Sequence[tuple[int, int]],
-        glue: tuple[list[ReshardCosts], int] | None = None,
+        reshards: tuple[list[ReshardCosts], int] | None = None,
     ) -> None:
         self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
-        self.rates, self.batches, self._given = rates, batches, glue
+        self.rates, self.batches, self._given = rates, batches, reshards
         self._masks: dict[tuple[int, int], list[Ints]] = {}
         norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
         self.main = sum(j.component.kind != "vocab" for j in joined)
@@ -46,8 +46,8 @@ class MeshSearch:
         return self._given or price_reshards(self.joined, self.state, phase, self.rates, fast, self.batches)
 
     @property
-    def glue(self) -> list[ReshardCosts]:
-        """The glue of each component."""
+    def reshards(self) -> list[ReshardCosts]:
+        """The reshard of each component."""
         return self._priced_reshards[0]
 
     @property
@@ -58,8 +58,8 @@ class MeshSearch:
     @cached_property
     def residual_least(self) -> Floats:
         """[residuals, columns]: the sum of the components' least seconds, in whatever order of the residual's axes."""
-        of = zip(self.joined, self.glue, strict=True)
-        return np.asarray(sum(glue.least(joined) * joined.component.times for joined, glue in of))
+        of = zip(self.joined, self.reshards, strict=True)
+        return np.asarray(sum(reshards.least(joined) * joined.component.times for joined, reshards in of))
 
     def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
         """Every state of a residual with the sum of the components' least seconds in it."""
@@ -67,7 +67,7 @@ class MeshSearch:
         total = np.zeros(len(which))
         for i, joined in enumerate(self.joined):
             early, late = joined.least
-            hops_hidden_s, reads_full_s = self.glue[i].of(residual, column)
+            hops_hidden_s, reads_full_s = self.reshards[i].of(residual, column)
             seconds = np.maximum(early[:, column] + hops_hidden_s, late[:, column] + reads_full_s)
             allowed = self._allowed(i, residual, self.state.prefixes[which])
             total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
@@ -79,28 +79,28 @@ class MeshSearch:
         return sum(per_column) * len(self.state.cuts)
 
     def allowed(self, i: int, state: int) -> Flags:
-        """[faces]: whether the axes that a face of component i keeps are prefixes of the state's order."""
+        """[boundaries]: whether the axes that a boundary of component i keeps are prefixes of the state's order."""
         return np.asarray(self._allowed(i, int(self.state.residual[state]), self.state.prefixes[state : state + 1])[0])
 
     def seconds(self, i: int, rows: Ints, residual: int, column: int) -> Floats:
         """[rows]: seconds of all layers of component i under a residual, its reshards included; inf where none runs."""
-        joined, face = self.joined[i], self.joined[i].face[rows]
-        hops_hidden_s, reads_full_s = self.glue[i].of(residual, column)
-        late = joined.reads_full_s[rows, column] + reads_full_s[face]
-        seconds = np.maximum(joined.hops_hidden_s[rows, column] + hops_hidden_s[face], late)
+        joined, boundary = self.joined[i], self.joined[i].boundary[rows]
+        hops_hidden_s, reads_full_s = self.reshards[i].of(residual, column)
+        late = joined.reads_full_s[rows, column] + reads_full_s[boundary]
+        seconds = np.maximum(joined.hops_hidden_s[rows, column] + hops_hidden_s[boundary], late)
         return joined.component.times * np.where(np.isfinite(late), seconds, np.inf)
 
     def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
         """Return the options of component i in a state: those of these rows that run in it."""
         joined = self.joined[i]
-        rows = rows[self.allowed(i, state)[joined.face[rows]]]
+        rows = rows[self.allowed(i, state)[joined.boundary[rows]]]
         seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
         kept = np.isfinite(seconds)
         rows = rows[kept]
         return StateRows(rows, seconds[kept], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
 
     def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
-        """[states of the residual, faces]: whether a face's kept axes are prefixes."""
+        """[states of the residual, boundaries]: whether a boundary's kept axes are prefixes."""
         if (i, residual) not in self._masks:
             masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
             self._masks[i, residual] = [mask[:, 0] for mask in masks]
@@ -123,7 +123,7 @@ class MeshSearch:
         least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
         return least
 
-    def over_memory(self, column: int, found: SearchResult) -> None:
+    def over_memory(self, column: int, result: SearchResult) -> None:
         """Count assignments that need more than the usable HBM even with the least of everything else."""
         usable = self.problem.usable_bytes
         possible = [j.possible[:, column] for j in self.joined]
@@ -136,7 +136,7 @@ class MeshSearch:
             over = ok & (needs > usable)
             if over.any():
                 example = {"bytes": float(needs[over].min()), "usable": usable, "batch": float(self.pairs[column][0])}
-                found.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
+                result.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, into: list[Choice]) -> None:
         """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
@@ -202,20 +202,20 @@ class MeshSearch:
             peak = np.maximum(joined.peak_bytes[rows, column], self._others_peak(i, column))
             options = StateRows(rows, joined.reads_full_s[rows, column], joined.stored_bytes[rows, column], peak)
             safe = self._safe_bytes(i, column)
-            front = options.front(top, joined.face[rows], safe, joined.hops_hidden_s[rows, column])
+            front = options.front(top, joined.boundary[rows], safe, joined.hops_hidden_s[rows, column])
             joined.fronts[column, top] = front.row
         return joined.fronts[column, top]
 
     @cached_property
     def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
         """Return for each component, [columns] each: the least and the largest working set, the most stored bytes."""
-        found = []
+        extremes = []
         for joined in self.joined:
             peak, possible = joined.peak_bytes, joined.possible
             stored = np.where(possible, joined.stored_bytes, 0.0).max(axis=0)
             least = np.where(possible, peak, np.inf).min(axis=0)
-            found.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
-        return found
+            extremes.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
+        return extremes
 
     def _others_peak(self, i: int, column: int) -> float:
         """The least working set that some component other than i has; a smaller one of i saves nothing."""

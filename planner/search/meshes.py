@@ -40,14 +40,14 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
     for choice in _choices([sizes[i] for i in real], how, slice_.chips <= SMALL_CHIPS):
         mesh = tuple(_pieces(dict(zip(real, choice, strict=True))))
         seen.setdefault(_symmetric(slice_, real, choice), mesh)
-    found = tuple(seen.values())
-    if len(found[0]) > MOST_AXES_OF_ALL:
+    unique = tuple(seen.values())
+    if len(unique[0]) > MOST_AXES_OF_ALL:
         raise InputError(
-            f"cuts {how}: {slice_.name} would have {len(found[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
+            f"cuts {how}: {slice_.name} would have {len(unique[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
             "expected a smaller slice, such as one of 64 chips",
             "cuts",
         )
-    return found
+    return unique
 
 
 def most_roles(mesh: Mesh, how: str) -> int | None:
@@ -89,12 +89,12 @@ def _primes(size: int) -> tuple[int, ...]:
     >>> _primes(12)
     (2, 2, 3)
     """
-    found = []
+    primes = []
     for prime in range(2, size + 1):
         while size % prime == 0:
-            found.append(prime)
+            primes.append(prime)
             size //= prime
-    return tuple(found)
+    return tuple(primes)
 
 
 def _pieces(choice: dict[int, tuple[int, ...]]) -> Iterator[Piece]:

@@ -25,9 +25,9 @@ def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]
     """
     kept: list[tuple[Item, Sequence[float]]] = []
     for item in items:
-        mine = values(item)
-        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in kept):
-            kept.append((item, mine))
+        own = values(item)
+        if not any(all(a <= b for a, b in zip(other, own, strict=True)) for _, other in kept):
+            kept.append((item, own))
     return [item for item, _ in kept]
 
 
@@ -49,23 +49,23 @@ class StateRows:
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
     def front(
-        self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None
+        self, top: int, boundary: Ints | None = None, safe: float = -np.inf, early: Floats | None = None
     ) -> StateRows:
         """Return the rows that fewer than `top` others (of their boundary) beat in seconds and bytes.
 
         Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
         """
-        face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
+        boundary = np.zeros(len(self.row), dtype=np.int64) if boundary is None else boundary
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
         early = np.zeros(len(self.row)) if early is None else early
         if top == 1:
-            return self.take(_unbeaten(face, self.seconds, early, stored, peak, (self.stored, self.peak, ties)))
-        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
-        order = order[_beaten_by_the_fastest(face[order], [x[order] for x in (early, stored, peak)], top) < top]
+            return self.take(_unbeaten(boundary, self.seconds, early, stored, peak, (self.stored, self.peak, ties)))
+        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, boundary))
+        order = order[_beaten_by_the_fastest(boundary[order], [x[order] for x in (early, stored, peak)], top) < top]
         kept: list[int] = []
         last, near = -1, list[tuple[float, float, float]]()
-        columns = (x[order].tolist() for x in (face, early, stored, peak))
+        columns = (x[order].tolist() for x in (boundary, early, stored, peak))
         for n, f, e, s, p in zip(order.tolist(), *columns, strict=True):
             if f != last:
                 last, near = f, []
@@ -76,18 +76,18 @@ class StateRows:
 
 
 def _unbeaten(
-    face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats, ties: tuple[Floats, Floats, Ints]
+    boundary: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats, ties: tuple[Floats, Floats, Ints]
 ) -> Ints:
-    """The rows that no other of their face beats, by face and then seconds, in rounds.
+    """The rows that no other of their boundary beats, by boundary and then seconds, in rounds.
 
-    Each round keeps the fastest row that is left of every face, and drops what it beats.
+    Each round keeps the fastest row that is left of every boundary, and drops what it beats.
     """
-    left = _not_beaten_by_the_fastest(face, seconds, early, stored, peak)
-    left = left[np.lexsort([x[left] for x in (*ties[::-1], early, seconds, face)])]
+    left = _not_beaten_by_the_fastest(boundary, seconds, early, stored, peak)
+    left = left[np.lexsort([x[left] for x in (*ties[::-1], early, seconds, boundary)])]
     place, kept = np.arange(len(left)), []
     while len(place):
         rows = left[place]
-        first = np.searchsorted(face[rows], face[rows])
+        first = np.searchsorted(boundary[rows], boundary[rows])
         best = rows[first]
         beaten = np.logical_and.reduce([x[rows] >= x[best] for x in (early, stored, peak)])
         kept.append(place[first == np.arange(len(first))])
@@ -95,19 +95,23 @@ def _unbeaten(
     return np.asarray(left[np.sort(np.concatenate(kept))] if kept else left)
 
 
-def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats) -> Ints:
-    """The rows but for those that a faster one, the first of the fastest of their face, beats in everything."""
-    order = np.lexsort((seconds, face))
-    in_order = face[order]
+def _not_beaten_by_the_fastest(boundary: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats) -> Ints:
+    """The rows but for those that a faster one, the first of the fastest of their boundary, beats in everything."""
+    order = np.lexsort((seconds, boundary))
+    in_order = boundary[order]
     fastest = order[np.searchsorted(in_order, in_order)]
     slower = seconds[order] > seconds[fastest]
     beaten = slower & np.logical_and.reduce([x[order] >= x[fastest] for x in (early, stored, peak)])
     return np.asarray(order[~beaten])
 
 
-def _beaten_by_the_fastest(face: Ints, values: Sequence[Floats], top: int) -> Ints:
+def _beaten_by_the_fastest(boundary: Ints, values: Sequence[Floats], top: int) -> Ints:
     """Return how many of the `top` fastest rows of its boundary are no greater in any value, for each row."""
-    place, first, count = np.arange(len(face)), np.searchsorted(face, face), np.zeros(len(face), dtype=np.int64)
+    place, first, count = (
+        np.arange(len(boundary)),
+        np.searchsorted(boundary, boundary),
+        np.zeros(len(boundary), dtype=np.int64),
+    )
     for fast in range(top):
         other = np.minimum(first + fast, place)
         count += (other < place) & np.logical_and.reduce([x[other] <= x for x in values])

@@ -1,7 +1,7 @@
 """The costs of reshards: for every boundary of a component, its entry and exit with every residual.
 
-A glue program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So it
-is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
+A reshard program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So
+it is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from strategies.tables.dedup import price_shared
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
 TOGETHER = 1 << 15
-"""Up to so many rows of glue are priced at once, and then for all ends that there may be: meshes of equally many axes
-share what tells their rows apart."""
+"""The most rows of reshards that are priced at once for all ends that there may be, so that meshes of equally many axes
+share the classes of their rows."""
 
 
 @dataclass(frozen=True)
 class ReshardProgram:
-    """A glue program by its ends, and the end of each face.
+    """A reshard program by its ends, and the end of each boundary.
 
     Seconds, and those of hops and launches among them, at the batches that were priced [priced, ends, residuals]; `ok`
     [columns, ends, residuals]: whether it runs a batch.
@@ -46,13 +46,13 @@ class ReshardProgram:
 
 @dataclass(frozen=True)
 class ReshardCosts:
-    """Entry and exit of each face with each residual; `shares` [columns, priced] of the batches that were priced."""
+    """Entry and exit of each boundary with each residual; `shares`: [columns, priced]."""
 
     programs: tuple[ReshardProgram, ...]
     shares: Floats
 
     def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
-        """Seconds [faces] with one residual at one batch, less hops and launches, and with them; inf where none."""
+        """Return seconds [boundaries] with one residual at one batch, without hops and launches, and with them."""
         early: Number = 0.0
         late: Number = 0.0
         for one in self.programs:
@@ -63,23 +63,23 @@ class ReshardCosts:
         return np.asarray(early), np.asarray(late)
 
     def least(self, joined: ComponentRows) -> Floats:
-        """[residuals, columns]: the least seconds of one layer, body and glue."""
+        """[residuals, columns]: the least seconds of one layer, body and reshard."""
         early, late = joined.least
         residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // early.size)
-        found = np.empty((residuals, early.shape[1]))
+        least = np.empty((residuals, early.shape[1]))
         for start in range(0, residuals, step):
             some = slice(start, start + step)
             step_s, wait_s, ok = self._at(some)
             for column in range(early.shape[1]):
-                glue_s = self._between(step_s, column)
-                seconds = glue_s + late[:, column, None]
-                glue_s -= self._between(wait_s, column)
-                glue_s += early[:, column, None]
-                np.maximum(seconds, glue_s, out=seconds)
-                found[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
-        return found
+                reshard_s = self._between(step_s, column)
+                seconds = reshard_s + late[:, column, None]
+                reshard_s -= self._between(wait_s, column)
+                reshard_s += early[:, column, None]
+                np.maximum(seconds, reshard_s, out=seconds)
+                least[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
+        return least
 
-    def faces(self, which: Ints) -> ReshardCosts:
+    def boundaries(self, which: Ints) -> ReshardCosts:
         """Return the costs of these boundaries only."""
         return ReshardCosts(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
 
@@ -109,29 +109,29 @@ class ReshardCosts:
 def price_reshards(
     every: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[list[ReshardCosts], int]:
-    """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
+    """Entry and exit of every boundary of each component with every residual; inf where a dim does not divide.
 
-    Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
-    how many prices that gives, over ends that some face has, residuals and batches.
+    Components share most of their reshard: a program is priced once, for all the ends that any of them has. Also
+    returns how many prices that gives, over ends that some boundary has, residuals and batches.
     """
     wanted: dict[tuple[int, str], tuple[CheckedProgram, list[tuple[int, Ints]]]] = {}
     for number, joined in enumerate(every):
         for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
             for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
                 wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
-    found: list[list[ReshardProgram]] = [[] for _ in every]
+    by_rows: list[list[ReshardProgram]] = [[] for _ in every]
     evaluations, at, shares = 0, *_priced_at(batches, rates)
     for (_, side), (part, users) in wanted.items():
         unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
         step = max(1, ROWS_AT_ONCE // len(unique))
         chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
-        priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
+        priced = [_reshards(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
         step_s, wait_s, ok = (np.concatenate(one, axis=2) for one in zip(*priced, strict=True))
         evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
-            found[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
-    return [ReshardCosts(tuple(programs), shares) for programs in found], evaluations
+            by_rows[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
+    return [ReshardCosts(tuple(programs), shares) for programs in by_rows], evaluations
 
 
 def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
@@ -140,7 +140,7 @@ def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
 
 
 def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
-    """The ends to price glue for, and which of them the wanted ones are: if that is not too many, all that may be."""
+    """Return the ends to price, and the places of the wanted ones: all that may be, if these are not too many."""
     codes = CODES if side == "entry" else GIVEN
     possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
     axes = wanted.shape[1]
@@ -156,7 +156,7 @@ def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
 
 
 def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
-    """The batches to price glue at [1, priced], and the share that each has in those asked for [columns, priced]."""
+    """The batches to price reshard at [1, priced], and the share that each has in those asked for [columns, priced]."""
     if not rates.additive or batches.shape[1] < 3:
         return batches, np.eye(batches.shape[1])
     low, high = int(batches.min()), int(batches.max())
@@ -164,7 +164,7 @@ def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
     return np.array([[low, high]], dtype=np.int64), np.column_stack([1 - share, share])
 
 
-def _glue(
+def _reshards(
     part: CheckedProgram,
     component: Component,
     ends: Ints,
@@ -177,17 +177,17 @@ def _glue(
 ) -> tuple[Floats, Floats, Flags]:
     """`step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`; of the component it needs D and T."""
     role_sets_of = _cached_role_sets if len(ends) * len(cuts) <= ROWS_CACHED else _cached_role_sets.__wrapped__
-    plays = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
-    found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
-    sizes = {**found.sizes, "B": at}  # never padded by glue
-    price_shared(scope_of(part, sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
+    role_sets = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    padded_sizes, total = fit_part(part, component, rates, role_sets.masks, batches), Totals()
+    sizes = {**padded_sizes.sizes, "B": at}  # never padded by reshard
+    price_shared(scope_of(part, sizes, role_sets.masks, rates, fast), part.needs, role_sets, fast, total)
     shape = (len(ends), len(cuts), -1)
-    step_s = np.broadcast_to(total.step_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
-    wait_s = np.broadcast_to(total.wait_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    step_s = np.broadcast_to(total.step_s, (role_sets.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    wait_s = np.broadcast_to(total.wait_s, (role_sets.rows, at.shape[1])).T.reshape(-1, *shape[:2])
     runs = np.isfinite(step_s)
     if not runs.all():
         step_s, wait_s = np.where(runs, step_s, 0.0), np.where(runs, wait_s, 0.0)
-    return step_s, wait_s, found.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
+    return step_s, wait_s, padded_sizes.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
 
 
 @lru_cache(maxsize=128)
@@ -209,11 +209,11 @@ def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -
 
 def _pairs_of(part: CheckedProgram, name: str, side: str) -> Flags:
     """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
-    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
+    pairs = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":
-        found[:, READ[name[0]]] = True
+        pairs[:, READ[name[0]]] = True
     elif side == "entry":
-        found[READ[name[1]], READ[name[0]]] = True
+        pairs[READ[name[1]], READ[name[0]]] = True
     else:
-        found[GIVE[name[0]], READ[name[1]]] = True
-    return found
+        pairs[GIVE[name[0]], READ[name[1]]] = True
+    return pairs

@@ -25,7 +25,7 @@ from planner.query.query import TWO, Fixed, Progress, Query, fixed_roles, progra
 from planner.search.candidate import Candidate, price_candidate
 from planner.search.problem import Problem, make_problem
 from planner.search.search import search
-from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, Sensitivity, SensitivityFile
+from planner.sensitivity.types import SCHEMA, Best, Change, Outcome, QuantityEffect, SensitivityFile
 from strategies.layout import BoundLayout
 from strategies.models.workload import Workload
 from strategies.notation import Program
@@ -109,10 +109,10 @@ def sensitivity(
     if not LEAST_SWING <= swing < 1:
         raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")
     path = Path(file)
-    found = read_plan(path)
-    if not found.plans:
+    file_ = read_plan(path)
+    if not file_.plans:
         raise InputError(f"the plan file '{path}' holds no plan; expected one, as `meshwright plan` writes it")
-    plan = pick_plan(found, path, pick)
+    plan = pick_plan(file_, path, pick)
     read = programs_of(programs)
     fixed = fixed_roles(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
@@ -181,12 +181,12 @@ def _report(subject: Subject, path: str, pick: int, swing: float, progress: Prog
     )
 
 
-def _of(subject: Subject, quantity: Quantity, swing: float, progress: Progress) -> Sensitivity:
+def _of(subject: Subject, quantity: Quantity, swing: float, progress: Progress) -> QuantityEffect:
     progress(f"searching with {100 * swing:g}% less and more {quantity.name}")
     value = quantity.value(subject.slice_.chip, subject.plan.dtypes.compute) or 0.0
     less, more = (_outcome(subject, quantity, value, factor) for factor in (1 - swing, 1 + swing))
     span = log((1 + swing) / (1 - swing))
-    return Sensitivity(
+    return QuantityEffect(
         quantity=quantity.name,
         unit=quantity.unit,
         value=value,

@@ -44,7 +44,7 @@ class Outcome(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     changes: tuple[Change, ...]
 
 
-class Sensitivity(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QuantityEffect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One hardware number, less and more of it.
 
     `elasticity`: d ln(step) / d ln(number) of the kept layout between the two; -1: the step is inversely proportional.
@@ -81,4 +81,4 @@ class SensitivityFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     best: Best | None
     regret: float | None
     changes: tuple[Change, ...]
-    quantities: tuple[Sensitivity, ...]
+    quantities: tuple[QuantityEffect, ...]

@@ -26,12 +26,12 @@ from strategies.readers.cost import speeds
 
 
 def proved_ways(
-    asked: ServeQuery, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way], progress: Progress
+    asked: ServeQuery, slice_: Slice, pairs: Sequence[tuple[Plan, Plan]], ways: Sequence[Way], progress: Progress
 ) -> Iterator[Way]:
     """Ways on one slice whose plans share their weights; `pairs`: of best plans, `found`: ways without the solver."""
     solved = set()
     for mode in (mode for mode in PACES if mode in asked.modes):
-        way = _worth_solving(asked, mode, pairs, [w for w in found if w.mode == mode and not w.missed(asked)])
+        way = _worth_solving(asked, mode, pairs, [w for w in ways if w.mode == mode and not w.missed(asked)])
         key = (way.prefill.batch, way.decode.batch) if way else None
         if key and key not in solved:
             solved.add(key)
@@ -39,11 +39,9 @@ def proved_ways(
             yield from _solved(asked, slice_, *key)
 
 
-def _worth_solving(
-    asked: ServeQuery, mode: str, pairs: Sequence[tuple[Plan, Plan]], found: Sequence[Way]
-) -> Way | None:
+def _worth_solving(asked: ServeQuery, mode: str, pairs: Sequence[tuple[Plan, Plan]], ways: Sequence[Way]) -> Way | None:
     """The way whose batches are to be solved; None: what was found cannot be beaten by sharing."""
-    best = min(found, key=lambda way: way.rank(asked), default=None)
+    best = min(ways, key=lambda way: way.rank(asked), default=None)
     if best and best.together and best.together.weights == "resharded":
         return best
     ideal = [ideal_way(asked, mode, prefill, decode) for prefill, decode in pairs]
@@ -71,18 +69,18 @@ def _solved(asked: ServeQuery, slice_: Slice, prompts: int, slots: int) -> Itera
 
     prefill, decode = asked.of("prefill").at(prompts), asked.of("decode").at(slots)
     try:
-        found = shared_pair(prefill, decode, slice_, output=asked.output, seconds=asked.query.solver_seconds)
+        pair = shared_pair(prefill, decode, slice_, output=asked.output, seconds=asked.query.solver_seconds)
     except NoPairInTime:
         return
-    if found is None:
+    if pair is None:
         return
-    plans = price_candidate(found[0], prefill), price_candidate(found[1], decode)
+    plans = price_candidate(pair[0], prefill), price_candidate(pair[1], decode)
     for plan in plans:
         if not is_recomputed(plan, asked):
             raise RuntimeError(f"CP-SAT found a {plan.phase} layout on {slice_.name} that a plan file cannot say")
     for way in ways_on_one(asked, slice_, *plans):
-        yield _with_proof(way, found[2])
-    if found[2].interrupted:
+        yield _with_proof(way, pair[2])
+    if pair[2].interrupted:
         raise KeyboardInterrupt
 
 

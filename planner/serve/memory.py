@@ -70,16 +70,19 @@ class Pair:
 
         Weights that both store alike are there once, copies of the others (`copies`) besides; the decode's caches once.
         """
-        mine, its = self.prefill.memory, self.decode.memory
-        kept = its.weights_bytes + (self.copied_bytes if weights == "copies" else 0.0)
-        at_prefill = mine.weights_bytes if weights == "resharded" else kept
+        of_prefill, of_decode = self.prefill.memory, self.decode.memory
+        kept = of_decode.weights_bytes + (self.copied_bytes if weights == "copies" else 0.0)
+        at_prefill = of_prefill.weights_bytes if weights == "resharded" else kept
         moments = {
-            "prefill": at_prefill + (0.0 if at_once else its.kv_bytes) + mine.kv_bytes + mine.activation_bytes,
-            "insert": at_prefill + its.kv_bytes + mine.kv_bytes,
-            "decode": kept + its.kv_bytes + its.activation_bytes,
+            "prefill": at_prefill
+            + (0.0 if at_once else of_decode.kv_bytes)
+            + of_prefill.kv_bytes
+            + of_prefill.activation_bytes,
+            "insert": at_prefill + of_decode.kv_bytes + of_prefill.kv_bytes,
+            "decode": kept + of_decode.kv_bytes + of_decode.activation_bytes,
         }
         if weights == "resharded":
-            moments["switch"] = its.kv_bytes + _switching(self.prefill, self.decode)
+            moments["switch"] = of_decode.kv_bytes + _switching(self.prefill, self.decode)
         fullest = max(moments, key=lambda name: (moments[name], name))
         return moments[fullest], fullest
 
@@ -121,9 +124,9 @@ def _switching(prefill: Plan, decode: Plan) -> float:
 def _stored(plan: Plan) -> Mapping[str, float]:
     """Bytes per device of every weight, of all its layers."""
     sizes = plan.mesh.sizes
-    found = {}
+    stored = {}
     for name in weight_names(plan):
         spec = plan.specs[name]
         ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
-        found[name] = layers_of(plan, name) * prod(spec.shape) * dtype_bytes(spec.dtype) / ways
-    return found
+        stored[name] = layers_of(plan, name) * prod(spec.shape) * dtype_bytes(spec.dtype) / ways
+    return stored

@@ -233,12 +233,12 @@ def _fewest_chips(
 
 def _pairs_within(ratio: float, chips: tuple[int, int], most_chips: int) -> list[tuple[int, int]]:
     """For up to 20 of the rarer kind, the numbers of the other next to the exact ratio, or as many as fit."""
-    found = []
+    pairs = []
     few_chips, many_chips = chips if ratio < 1 else chips[::-1]
     for few in range(1, _MOST_OF_FEWER + 1):
         exact, most = few * max(ratio, 1 / ratio), (most_chips - few * few_chips) // many_chips
-        found += [_in_order(few, many, ratio) for many in {min(floor(exact), most), min(ceil(exact), most)} if many > 0]
-    return sorted(found)
+        pairs += [_in_order(few, many, ratio) for many in {min(floor(exact), most), min(ceil(exact), most)} if many > 0]
+    return sorted(pairs)
 
 
 def _in_order(few: int, many: int, ratio: float) -> tuple[int, int]:

@@ -57,14 +57,14 @@ def box(spec: TensorSpec, plan: Plan, slice_: Slice) -> Box:
 
 def _joined(pieces: Sequence[Piece]) -> Cut:
     """Pieces, major first, as few as possible: a piece and the next minor part of the same run are one."""
-    found: list[Piece] = []
+    joined: list[Piece] = []
     for piece in pieces:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last and last.axis == piece.axis and last.stride == piece.stride * piece.size:
-            found[-1] = Piece(piece.axis, piece.stride, last.size * piece.size)
+            joined[-1] = Piece(piece.axis, piece.stride, last.size * piece.size)
         elif piece.size > 1:
-            found.append(piece)
-    return tuple(found)
+            joined.append(piece)
+    return tuple(joined)
 
 
 def differing(one: Plan, other: Plan, slice_: Slice) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def added(moves: Sequence[Reshard]) -> Reshard:
 
 def _whole_axes(slice_: Slice, before: Box, after: Box, dims: Sequence[str]) -> Cut:
     """The physical axes, whole, that cut one of these dims in either layout."""
-    found = {p.axis for each in (before, after) for dim in dims for p in each.dims.get(dim, ())}
-    return tuple(Piece(axis, 1, slice_.axes[axis].size) for axis in sorted(found))
+    axes = {p.axis for each in (before, after) for dim in dims for p in each.dims.get(dim, ())}
+    return tuple(Piece(axis, 1, slice_.axes[axis].size) for axis in sorted(axes))
 
 
 def _copied(after: Box, slice_: Slice) -> Cut:
@@ -187,23 +187,23 @@ def _united(before: Box, after: Box, elsewhere: frozenset[str]) -> Cut | None:
 
 def _digits(cut: Cut) -> list[Piece]:
     """The cut as its prime pieces, major first."""
-    found = []
+    digits = []
     for piece in cut:
         left = piece.size
         for prime in _primes(piece.size):
             left //= prime
-            found.append(Piece(piece.axis, piece.stride * left, prime))
-    return found
+            digits.append(Piece(piece.axis, piece.stride * left, prime))
+    return digits
 
 
 def _primes(number: int) -> list[int]:
-    found, divisor = [], 2
+    primes, divisor = [], 2
     while number > 1:
         while number % divisor == 0:
-            found.append(divisor)
+            primes.append(divisor)
             number //= divisor
         divisor += 1
-    return found
+    return primes
 
 
 def _overlaps(before: Box, after: Box, slice_: Slice, elsewhere: frozenset[str]) -> Floats:

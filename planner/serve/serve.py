@@ -66,15 +66,15 @@ def make_serving(asked: ServeQuery, progress: Progress = silent) -> PlanFile:
 
 def _swept(asked: ServeQuery, progress: Progress) -> dict[str, Sweep]:
     """Both phases' sweeps; an interrupt of the second leaves what was found, for the first alone serves nothing."""
-    found = {}
+    candidates = {}
     for phase in PHASES:
-        found[phase] = sweep(asked.of(phase), partial(_say, progress, phase))
-        if phase == PHASES[0] and found[phase].interrupted:
+        candidates[phase] = sweep(asked.of(phase), partial(_say, progress, phase))
+        if phase == PHASES[0] and candidates[phase].interrupted:
             raise KeyboardInterrupt
-        if not found[phase].bests:
+        if not candidates[phase].bests:
             query, now = asked.of(phase), time.perf_counter()
-            raise nothing_fits(query, found[phase].found, found[phase].covered(now, now))
-    return found
+            raise nothing_fits(query, candidates[phase].found, candidates[phase].covered(now, now))
+    return candidates
 
 
 def _say(progress: Progress, phase: str, text: str) -> None:

@@ -34,7 +34,7 @@ def sharing(
     Per prefill batch the fastest, and slower ones whose weights differ less from those of the first decode; only of
     batches whose fastest prefill, one of `prefills`, does not fit beside all of the decodes with its own weights.
     """
-    plans, found = [priced.plan(decode) for decode in decodes], []
+    plans, sharing_ = [priced.plan(decode) for decode in decodes], []
     fitting = {p.choice.batch for p in prefills if all(_fits(priced.plan(p), plan, p.slice_) for plan in plans)}
     batches = tuple(batch for batch in asked.prefill_batches if batch not in fitting)
     if not batches:
@@ -45,10 +45,10 @@ def sharing(
         for choices in search(problem, COMPARED).choices.values():
             if choices:
                 candidates = [Candidate(decodes[0].slice_, problem, choice) for choice in choices]
-                found += _alike(candidates, plans[0], priced)
-        if all(any(_kept(priced.plan(c), plan, c.slice_) for c in (*prefills, *found)) for plan in plans):
+                sharing_ += _alike(candidates, plans[0], priced)
+        if all(any(_kept(priced.plan(c), plan, c.slice_) for c in (*prefills, *sharing_)) for plan in plans):
             break  # else those that leave no axis idle that the decode uses: they store less
-    return found
+    return sharing_
 
 
 def _alike(candidates: Sequence[Candidate], decode: Plan, priced: Priced) -> list[Candidate]:
@@ -88,25 +88,25 @@ def leaner(asked: ServeQuery, batches: Sequence[int], prefills: Sequence[Candida
 
 def by_letters(decodes: Sequence[Candidate]) -> list[list[Candidate]]:
     """Decode candidates of one slice, those with equal letters together, in the order of the first of each."""
-    found: dict[Letters, list[Candidate]] = {}
+    by_key: dict[Letters, list[Candidate]] = {}
     for one in decodes:
         key = tuple(
             (name, tuple((axis, tuple(sorted(cut))) for axis, cut in of.items())) for name, of in letters(one).items()
         )
-        found.setdefault(key, []).append(one)
-    return list(found.values())
+        by_key.setdefault(key, []).append(one)
+    return list(by_key.values())
 
 
 def letters(decode: Candidate) -> dict[str, dict[int, frozenset[str]]]:
     """Return which dims of the weights a decode layout cuts, by component and physical axis; `-` for none."""
-    choice, found = decode.choice, dict[str, dict[int, frozenset[str]]]()
+    choice, cut_by = decode.choice, dict[str, dict[int, frozenset[str]]]()
     for component, pick in zip(decode.problem.components, choice.picks, strict=True):
-        of = found.setdefault(component.name, {})
+        of = cut_by.setdefault(component.name, {})
         body = component.body(pick.body)
         for piece, axis in zip(choice.mesh, pick.axes, strict=True):
             cut = body.role_name(axis).partition("+")[0]
             of[piece.axis] = of.get(piece.axis, frozenset()) | {cut}
-    return found
+    return cut_by
 
 
 def _limited(asked: ServeQuery, decode: Candidate, least_kv_bytes: float, strict: bool) -> Problem:

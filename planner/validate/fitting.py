@@ -54,8 +54,8 @@ def fit(
         return np.asarray(np.log(terms.seconds(reached(x)) / measured_s) / TRUSTED)
 
     def residuals(x: Floats) -> Floats:
-        found = errors(x)
-        soft = np.sign(found) * np.sqrt(2 * (np.sqrt(1 + found**2) - 1))
+        residuals_ = errors(x)
+        soft = np.sign(residuals_) * np.sqrt(2 * (np.sqrt(1 + residuals_**2) - 1))
         return np.concatenate([soft, (x - first) / spread]) if priors else soft
 
     best = least_squares(residuals, first, bounds=(low, high), x_scale=spread, xtol=1e-12, ftol=1e-12, gtol=1e-12)
@@ -79,10 +79,10 @@ def left_out(
     priors: bool = True,
 ) -> Floats:
     """The seconds of each point by a fit of the points of all other configurations."""
-    found = np.empty(len(measured_s))
+    predicted = np.empty(len(measured_s))
     for one in dict.fromkeys(configurations):
         others = [i for i, name in enumerate(configurations) if name != one]
-        mine = [i for i, name in enumerate(configurations) if name == one]
+        held_out = [i for i, name in enumerate(configurations) if name == one]
         constants = fit(terms.of(others), measured_s[others], start, free, priors=priors).reached
-        found[mine] = terms.of(mine).seconds(constants)
-    return found
+        predicted[held_out] = terms.of(held_out).seconds(constants)
+    return predicted

@@ -234,9 +234,9 @@ def read_set(name: str, folder: Path = MEASURED) -> Measured:
         raise InputError(f"no data set '{name}'; closest: {closest(name, known)}")
     path = folder / f"{name}.toml"
     try:
-        found: Measured = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Measured)
+        data: Measured = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Measured)
     except OSError as error:
         raise InputError(f"{path}: cannot read the data set: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a data set: {error}") from error
-    return found
+    return data

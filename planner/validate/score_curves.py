@@ -38,14 +38,14 @@ def score_curves(name: str, data: CurveSet) -> SetScore:
     points: list[Scored] = []
     fits: dict[str, tuple[Curve, ConstantsFit]] = {}
     for curve in data.curves:
-        found, scored = _score(curve, data)
+        fitted, scored = _score(curve, data)
         points += scored
-        fits[curve.name] = (curve, found)
+        fits[curve.name] = (curve, fitted)
     return SetScore(
         **described(name, data),
         unit="s",
         chip_constants={s.chip.name: default_of(s) for s in (parse_slice(curve.slice) for curve in data.curves)},
-        calibrations=tuple(_calibration(curve, found, data) for curve, found in fits.values()),
+        calibrations=tuple(_calibration(curve, fitted, data) for curve, fitted in fits.values()),
         points=tuple(points),
         errors=all_errors(points),
         notes=tuple(_notes(data, fits)),
@@ -66,14 +66,14 @@ def _score(curve: Curve, data: CurveSet) -> tuple[ConstantsFit, list[Scored]]:
     sizes, measured = [p.bytes for p in kept], np.array([p.seconds for p in kept])
     slice_, terms = parse_slice(curve.slice), terms_of_curve(curve, sizes)
     start = msgspec.structs.replace(default_of(slice_), hop=1.0)
-    found = fit(terms, measured, start, FREE, priors=False)
+    fitted = fit(terms, measured, start, FREE, priors=False)
     predicted = {
         SHEET: collective_s(slice_at(slice_, "data-sheet"), curve.collective, curve.group, sizes),
         CHIP: terms.seconds(default_of(slice_)).tolist(),
-        FITTED: terms.seconds(found.reached).tolist(),
+        FITTED: terms.seconds(fitted.reached).tolist(),
         CALIBRATED: left_out(terms, measured, start, sizes, FREE, priors=False).tolist(),
     }
-    return found, [
+    return fitted, [
         Scored(
             name=f"{curve.name}, {size / 1e6:.4g} MB",
             measured=seconds,
@@ -84,12 +84,12 @@ def _score(curve: Curve, data: CurveSet) -> tuple[ConstantsFit, list[Scored]]:
     ]
 
 
-def _calibration(curve: Curve, found: ConstantsFit, data: CurveSet) -> FittedConstants:
+def _calibration(curve: Curve, fitted: ConstantsFit, data: CurveSet) -> FittedConstants:
     points = sum(data.bytes_from <= p.bytes <= data.bytes_to for p in curve.points)
     return FittedConstants(
         of=curve.name,
-        reached=found.reached,
-        intervals=found.intervals,
+        reached=fitted.reached,
+        intervals=fitted.intervals,
         points=points,
         configurations=points,
         note=f"{curve.harness}; {curve.source}",
@@ -97,15 +97,15 @@ def _calibration(curve: Curve, found: ConstantsFit, data: CurveSet) -> FittedCon
 
 
 def _notes(data: CurveSet, fits: Mapping[str, tuple[Curve, ConstantsFit]]) -> Iterator[str]:
-    for name, (curve, found) in fits.items():
+    for name, (curve, fitted) in fits.items():
         terms = terms_of_curve(curve, [0.0])
-        fixed = float(terms.seconds(found.reached)[0])
+        fixed = float(terms.seconds(fitted.reached)[0])
         yield (
             f"{name}: {fixed * 1e6:.1f} us before the first byte, {terms.launches[0]:.0f} launches and "
             f"{terms.hops_s[0] * 1e6:.2g} us of hops; {curve.harness}"
         )
     for check in data.checks:
-        yield _checked(check, {curve.slice.partition(":")[0]: found.reached for curve, found in fits.values()})
+        yield _checked(check, {curve.slice.partition(":")[0]: fitted.reached for curve, fitted in fits.values()})
 
 
 def _checked(check: Check, of_chip: Mapping[str, Reached]) -> str:

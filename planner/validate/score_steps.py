@@ -44,7 +44,7 @@ def score_steps(name: str, data: StepSet) -> SetScore:
     start = default_of(parse_slice(data.slice))
     measured = np.array([point.seconds for point in data.points])
     configurations = [tuple(getattr(point, field) for field in data.leave_out) for point in data.points]
-    found = fit(terms, measured, start)
+    fitted = fit(terms, measured, start)
     lower, sheet = data_sheet_of_steps(data)
     held_out = left_out(terms, measured, start, configurations)
     predictions = zip(lower, sheet, terms.seconds(start).tolist(), held_out.tolist(), strict=True)
@@ -57,18 +57,18 @@ def score_steps(name: str, data: StepSet) -> SetScore:
         )
         for point, values in zip(data.points, predictions, strict=True)
     )
-    races = [_race(data, race, found.reached) for race in data.races]
-    ratios = dict(_best_found(data, found.reached, points))
+    races = [_race(data, race, fitted.reached) for race in data.races]
+    ratios = dict(_best_found(data, fitted.reached, points))
     return SetScore(
         **described(name, data),
         unit="s",
         chip_constants={parse_slice(data.slice).chip.name: start},
-        calibrations=(_calibration(found, len(points), len(set(configurations))),),
+        calibrations=(_calibration(fitted, len(points), len(set(configurations))),),
         points=points,
         errors=all_errors(points),
         rankings=(*_winners(data, points), *races),
-        notes=tuple(_notes(data, found.reached, points, ratios)),
-        targets=tuple(_judged(target, data, found.reached, points, races, ratios) for target in data.targets),
+        notes=tuple(_notes(data, fitted.reached, points, ratios)),
+        targets=tuple(_judged(target, data, fitted.reached, points, races, ratios) for target in data.targets),
     )
 
 
@@ -78,11 +78,11 @@ def label(point: StepPoint) -> str:
     return point.name or f"{point.layout}, batch {point.batch}{capacity}"
 
 
-def _calibration(found: ConstantsFit, points: int, configurations: int) -> FittedConstants:
+def _calibration(fitted: ConstantsFit, points: int, configurations: int) -> FittedConstants:
     return FittedConstants(
         of="",
-        reached=found.reached,
-        intervals=found.intervals,
+        reached=fitted.reached,
+        intervals=fitted.intervals,
         points=points,
         configurations=configurations,
         note="predictions called calibrated are of fits that left the point's configuration out",
@@ -109,7 +109,7 @@ def wrong_pairs(data: StepSet, points: Sequence[Scored], constants: str = CALIBR
 
 def _winners(data: StepSet, points: Sequence[Scored]) -> list[Ranked]:
     """Per batch the fastest measured layout and the fastest predicted one, each by the mean over its points."""
-    found = []
+    winners = []
     by_batch: dict[int, dict[str, list[Scored]]] = {}
     for point, one in zip(data.points, points, strict=True):
         by_batch.setdefault(point.batch, {}).setdefault(point.layout, []).append(one)
@@ -122,8 +122,8 @@ def _winners(data: StepSet, points: Sequence[Scored]) -> list[Ranked]:
                 {n: _mean([one.predicted[constants] for one in ones]) for n, ones in kept.items()}
                 for constants in (CALIBRATED, CHIP)
             )
-            found.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
-    return found
+            winners.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
+    return winners
 
 
 def _first(seconds: Mapping[str, float]) -> str:
@@ -166,9 +166,9 @@ def _best_found(data: StepSet, reached: Reached, points: Sequence[Scored]) -> It
     for point, one in zip(data.points, points, strict=True):
         if point.table in data.best_of:
             work = workload(data, point)
-            mine = price_one(data.layouts[point.layout], slice_, model, work, point.layout).cost.step_s
+            published_s = price_one(data.layouts[point.layout], slice_, model, work, point.layout).cost.step_s
             best = make_plan(Query(model=model, slices=(slice_,), work=work, top=1)).plans[0].cost.step_s
-            yield one.name, mine / best
+            yield one.name, published_s / best
 
 
 def knee(data: StepSet, reached: Reached) -> float:
@@ -201,20 +201,20 @@ def _judged(
     chosen = [p for p in points if target.of in ("", p.group)]
     match target.what:
         case "median":
-            found = errors_of(chosen, CALIBRATED).median
+            median = errors_of(chosen, CALIBRATED).median
         case "worst":
-            found = errors_of(chosen, CALIBRATED).worst
+            median = errors_of(chosen, CALIBRATED).worst
         case "ranked wrong":
-            found = float(len(wrong_pairs(data, points)))
+            median = float(len(wrong_pairs(data, points)))
         case "winners missed":
-            found = float(sum(r.measured != r.predicted for r in _winners(data, points)))
+            median = float(sum(r.measured != r.predicted for r in _winners(data, points)))
         case "published first":
-            found = float(sum(r.measured != r.predicted for r in races))
+            median = float(sum(r.measured != r.predicted for r in races))
         case "within of best":
-            found = max(ratios.values()) - 1
+            median = max(ratios.values()) - 1
         case "knee":
-            found = abs(knee(data, reached) / (data.knee or 1) - 1)
-    return Judged(what=target.what, of=target.of, found=found, at_most=target.at_most)
+            median = abs(knee(data, reached) / (data.knee or 1) - 1)
+    return Judged(what=target.what, of=target.of, found=median, at_most=target.at_most)
 
 
 def _notes(data: StepSet, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:

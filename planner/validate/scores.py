@@ -124,8 +124,8 @@ _DESCRIBED = ("title", "source", "date", "software", "harness", "inferred", "not
 
 def errors_of(points: Sequence[Scored], constants: str, of: str = "") -> Errors:
     """Median and worst absolute error of these points."""
-    found = [abs(point.error(constants)) for point in points]
-    return Errors(constants=constants, of=of, points=len(found), median=median(found), worst=max(found))
+    errors = [abs(point.error(constants)) for point in points]
+    return Errors(constants=constants, of=of, points=len(errors), median=median(errors), worst=max(errors))
 
 
 def all_errors(points: Sequence[Scored]) -> tuple[Errors, ...]:

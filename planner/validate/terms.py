@@ -95,10 +95,10 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
     return _terms(len(plans), rows)
 
 
-def terms_of_collectives(found: Sequence[tuple[float, float, float]]) -> Terms:
+def terms_of_collectives(collectives: Sequence[tuple[float, float, float]]) -> Terms:
     """The terms of single collectives: (bytes' seconds, hops' seconds, launches) at AT_ONE."""
-    rows = [(i, i, False, False, False, 0.0, 0.0, *values, 0.0) for i, values in enumerate(found)]
-    return _terms(len(found), rows)
+    rows = [(i, i, False, False, False, 0.0, 0.0, *values, 0.0) for i, values in enumerate(collectives)]
+    return _terms(len(collectives), rows)
 
 
 def _launches(step: StepPlan) -> int:

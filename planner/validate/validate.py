@@ -63,10 +63,10 @@ def score(name: str, data: Measured) -> SetScore:
             return score_microbenchmarks(name, data)
 
 
-def error_bars(found: Validation, folder: Path = MEASURED) -> tuple[ErrorBar, ...]:
+def error_bars(validation: Validation, folder: Path = MEASURED) -> tuple[ErrorBar, ...]:
     """The error bars that the sets of whole steps give."""
     bars: list[ErrorBar] = []
-    for one in found.sets:
+    for one in validation.sets:
         data = read_set(one.name, folder)
         if isinstance(data, StepSet) and not data.only:
             bars += _bars(one, data)

@@ -118,6 +118,6 @@ def vocab_dims(model: Model, work: Workload) -> dict[str, float]:
 
 def features(group: LayerGroup) -> frozenset[str]:
     """The `when` conditions of programs that this layer meets."""
-    found = {"gated" if group.mlp.gated else "plain"}
-    found |= {name for name in ("qk_norm", "qkv_bias", "o_bias") if getattr(group.attention, name)}
-    return frozenset(found)
+    names = {"gated" if group.mlp.gated else "plain"}
+    names |= {name for name in ("qk_norm", "qkv_bias", "o_bias") if getattr(group.attention, name)}
+    return frozenset(names)

@@ -1,8 +1,8 @@
 """Sets of mesh axes by role, over many assignments (rows) at once, and the classes of rows that price alike.
 
-A row says of every mesh axis what *kind* it is of: the role it plays in a body, or the pair of ends in glue. Rows are
-many, but half of the mesh axes have few patterns of kinds; so sets of mesh axes and classes of rows are found for the
-patterns, and looked up for the rows.
+A row says of every mesh axis what *kind* it is of: the role it plays in a body, or the pair of ends in reshard. Rows
+are many, but half of the mesh axes have few patterns of kinds; so sets of mesh axes and classes of rows are found for
+the patterns, and looked up for the rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class AxisHalf:
 
     def bits(self, of: Flags) -> Ints:
         """[patterns]: the set of mesh axes that are of these kinds (`of` [kinds])."""
-        plays = of[self.patterns] << np.arange(self.start, self.stop, dtype=np.int64)
-        return np.asarray(plays.sum(axis=1, dtype=np.int64))
+        bits = of[self.patterns] << np.arange(self.start, self.stop, dtype=np.int64)
+        return np.asarray(bits.sum(axis=1, dtype=np.int64))
 
 
 def halves(kinds: Kinds) -> tuple[AxisHalf, AxisHalf]:
@@ -74,8 +74,8 @@ def _half(kinds: Kinds, number: int) -> AxisHalf:
 class Masks(Mapping[str, Ints]):
     """The set of mesh axes that play each program axis, as bits [rows, 1]; found when asked for."""
 
-    def __init__(self, plays: RoleSets, rows: Ints | None = None) -> None:
-        self.plays, self.rows = plays, rows
+    def __init__(self, role_sets: RoleSets, rows: Ints | None = None) -> None:
+        self.plays, self.rows = role_sets, rows
         self._found: dict[Axes, Ints] = {}
 
     def __getitem__(self, axis: str) -> Ints:
@@ -105,13 +105,13 @@ class Masks(Mapping[str, Ints]):
         return [half.index if self.rows is None else half.index[self.rows] for half in halves]
 
 
-def masks_of_one(playing: Mapping[str, Iterable[int]], axes: int) -> Masks:
+def masks_of_one(role_axes: Mapping[str, Iterable[int]], axes: int) -> Masks:
     """Return the masks of a single layout: `playing` has, by program axis, the numbers of its mesh axes.
 
     >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
     {'X': [[5]], 'Y': [[0]]}
     """
-    return _SingleMasks({axis: sum(1 << number for number in numbers) for axis, numbers in playing.items()}, axes)
+    return _SingleMasks({axis: sum(1 << number for number in numbers) for axis, numbers in role_axes.items()}, axes)
 
 
 class _SingleMasks(Masks):

@@ -46,17 +46,17 @@ def programs(layout: BoundLayout) -> tuple[Bound, ...]:
     middle: list[Bound] = []
     unembed: list[Bound] = []
     for a in layout.assigned:
-        entry = _glue(layout, a, entry_parts(a.component, _phase(a)), "entry")
-        leave = _glue(layout, a, exit_parts(a.component, _phase(a)), "exit")
+        entry = _reshards(layout, a, entry_parts(a.component, _phase(a)), "entry")
+        leave = _reshards(layout, a, exit_parts(a.component, _phase(a)), "exit")
         bodies = [_bind(layout, a, part) for part in a.body.parts]
         if a.component.kind == "vocab":
             embed += [bodies[0], *leave]
             unembed += [*entry, *bodies[1:]]
         else:
             middle += [*entry, *bodies, *leave]
-    found = (*embed, *middle, *unembed)
-    _check_residual(found)
-    return found
+    bound = (*embed, *middle, *unembed)
+    _check_residual(bound)
+    return bound
 
 
 def _phase(assigned: Assigned) -> str:
@@ -64,8 +64,8 @@ def _phase(assigned: Assigned) -> str:
 
 
 def _bind(layout: BoundLayout, a: Assigned, part: CheckedProgram) -> Bound:
-    plays = {axis: tuple(n for n, p in zip(layout.names, a.axes, strict=True) if p == axis) for axis in a.body.axes}
-    return _bound(layout, a.component, "body", part, {k: _sorted(v, layout) for k, v in plays.items()})
+    role_axes = {axis: tuple(n for n, p in zip(layout.names, a.axes, strict=True) if p == axis) for axis in a.body.axes}
+    return _bound(layout, a.component, "body", part, {k: _sorted(v, layout) for k, v in role_axes.items()})
 
 
 def _sorted(names: Axes, layout: BoundLayout) -> Axes:
@@ -77,41 +77,41 @@ def _bound(
     component: Component,
     name: str,
     part: CheckedProgram,
-    plays: Mapping[str, Axes],
+    role_axes: Mapping[str, Axes],
     output: str | None = None,
 ) -> Bound:
-    playing = {axis: [layout.names.index(n) for n in names] for axis, names in plays.items()}
-    masks = masks_of_one(playing, len(layout.names))
+    numbers = {axis: [layout.names.index(n) for n in names] for axis, names in role_axes.items()}
+    masks = masks_of_one(numbers, len(layout.names))
     order = (layout.names, layout.cuts, layout.order)
-    return Bound(component, name, part, masks, _bound_program(part.program, tuple(plays.items()), order, output))
+    return Bound(component, name, part, masks, _bound_program(part.program, tuple(role_axes.items()), order, output))
 
 
 @lru_cache(maxsize=1 << 14)
 def _bound_program(
-    program: Program, plays: tuple[tuple[str, Axes], ...], order: tuple[Axes, Axes, Axes], output: str | None
+    program: Program, role_axes: tuple[tuple[str, Axes], ...], order: tuple[Axes, Axes, Axes], output: str | None
 ) -> Program:
-    """The program on mesh axes, checked; many plans share it. `output`: what glue calls the body's output."""
+    """The program on mesh axes, checked; many plans share it. `output`: what reshard calls the body's output."""
     names, residual, major = order
 
     def key(dim: str, axis: str) -> tuple[int, ...]:
         """Axes that cut the residual in this dim come first, in the residual's order."""
         return (int(residual[names.index(axis)] != dim), major.index(axis))
 
-    bound = bind(program, dict(plays), key)
+    bound = bind(program, dict(role_axes), key)
     bound = bound if output is None else _meet(bound, output)
     check(bound)
     return bound
 
 
-def _glue(layout: BoundLayout, a: Assigned, parts: Sequence[CheckedProgram], side: str) -> list[Bound]:
+def _reshards(layout: BoundLayout, a: Assigned, parts: Sequence[CheckedProgram], side: str) -> list[Bound]:
     ends = [_end(a.body, axis, side) for axis in a.axes]
-    found = []
+    programs = []
     for part in parts:
-        plays = axes_of_pairs(part.program, ends, layout.cuts, layout.names)
-        ordered = {k: _sorted(v, layout) for k, v in plays.items()}
+        role_axes = axes_of_pairs(part.program, ends, layout.cuts, layout.names)
+        ordered = {k: _sorted(v, layout) for k, v in role_axes.items()}
         output = a.body.parts[0].program.output.name if side == "exit" else None
-        found.append(_bound(layout, a.component, side, part, ordered, output))
-    return found
+        programs.append(_bound(layout, a.component, side, part, ordered, output))
+    return programs
 
 
 def _end(body: Body, axis: str, side: str) -> str:
@@ -121,7 +121,7 @@ def _end(body: Body, axis: str, side: str) -> str:
 
 
 def _meet(program: Program, name: str) -> Program:
-    """The exit glue with the body's own name for its output."""
+    """The exit reshard with the body's own name for its output."""
     steps = tuple(
         replace(
             s,
@@ -133,11 +133,11 @@ def _meet(program: Program, name: str) -> Program:
     return replace(program, steps=steps, input=program.input.renamed(name))
 
 
-def _check_residual(found: Sequence[Bound]) -> None:
+def _check_residual(programs: Sequence[Bound]) -> None:
     """Check that each program reads the tensor that the one before writes, and that all meet one residual stream."""
     residual = None
     previous = None
-    for bound in found:
+    for bound in programs:
         if bound.part != "body" and bound.program.name != "last":
             ends = bound.program.input if bound.part == "entry" else bound.program.output
             if bound.component.kind != "vocab" or bound.part == "exit":
@@ -167,9 +167,9 @@ class SizedProgram:
 
 def size_program(layout: BoundLayout, bound: Bound, rates: Rates, fast: Speeds, padded: int) -> SizedProgram:
     """Size a bound program's dims at one batch; raises `LayoutError` where one does not divide."""
-    found = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
-    _must_fit(found, bound, padded)
-    sizes = scope_of(bound.source, found.sizes, bound.masks, rates, fast).sizes
+    padded_sizes = fit_part(bound.source, bound.component, rates, bound.masks, np.array([[padded]]))
+    _must_fit(padded_sizes, bound, padded)
+    sizes = scope_of(bound.source, padded_sizes.sizes, bound.masks, rates, fast).sizes
     masks = masks_of_one({name: (i,) for i, name in enumerate(layout.names)}, len(layout.names))
     whole = {name: int(np.max(size)) for name, size in sizes.items() if name not in ("attended", "C", "tokens")}
     check_sizes(bound.source.needs, whole, _letter_ways(bound, rates), f"{bound.component.name}: ")
@@ -180,8 +180,8 @@ def _letter_ways(bound: Bound, rates: Rates) -> dict[str, int]:
     return {axis: int(rates.n[mask[0, 0]]) for axis, mask in bound.masks.items()}
 
 
-def _must_fit(found: PaddedSizes, bound: Bound, padded: int) -> None:
-    if not found.ok.all():
-        dim, reason, _, ways = found.failures[0]
+def _must_fit(sizes: PaddedSizes, bound: Bound, padded: int) -> None:
+    if not sizes.ok.all():
+        dim, reason, _, ways = sizes.failures[0]
         size = padded if dim == "B" else int(bound.component.dims[dim])
         raise LayoutError(f"{bound.component.name}: {reason}: {dim} = {size}, cut {int(ways.flat[0])} ways")

@@ -75,14 +75,14 @@ def classes(program: Program) -> dict[str, str]:
 
     What a collective or Slice makes of a weight or cache (a gathered weight, say) stays of that class.
     """
-    found = dict.fromkeys(program.weights, "weight") | dict.fromkeys(program.cache, "cache")
-    found |= dict.fromkeys((name for name in program.index if name in ("pos", "tok")), "index")
+    known = dict.fromkeys(program.weights, "weight") | dict.fromkeys(program.cache, "cache")
+    known |= dict.fromkeys((name for name in program.index if name in ("pos", "tok")), "index")
     for step in program.steps:
         made = PRIMITIVES[step.op].made
         for number, target in enumerate(step.outputs):
-            kept = found.get(step.inputs[number].name, "activation") if made == "operand" else made
-            found.setdefault(target.name, kept)
-    return found
+            kept = known.get(step.inputs[number].name, "activation") if made == "operand" else made
+            known.setdefault(target.name, kept)
+    return known
 
 
 class ArrayScope:
@@ -250,15 +250,15 @@ class Totals:
     def add_rows(self, other: Totals, row: Ints) -> None:
         """Add other totals, of which row `row[i]` is for row i."""
         for name in ("roof_s", "comm_s", "behind_s", "wait_s", "spare_s"):
-            mine, more = getattr(self, name), getattr(other, name)
+            own, more = getattr(self, name), getattr(other, name)
             if isinstance(more, np.ndarray) and len(more) > 1:
                 more = more.take(row, axis=0)
-                if isinstance(mine, np.ndarray) and mine.shape == more.shape:
-                    more += mine
-                    mine = 0.0
+                if isinstance(own, np.ndarray) and own.shape == more.shape:
+                    more += own
+                    own = 0.0
             elif not np.any(more):
                 continue
-            setattr(self, name, more if isinstance(mine, float) and not mine else mine + more)
+            setattr(self, name, more if isinstance(own, float) and not own else own + more)
 
     @property
     def step_s(self) -> Number:

@@ -59,9 +59,9 @@ class Moment:
     def axes(self) -> frozenset[Axes]:
         """Every union of program axes that its bytes depend on, but for how dims are padded."""
         held = (*self.made, *(one for one, _ in self.operands), *self.others)
-        found = {dim.axes for one in held for dim in one.tensor.dims} | {self.step.axes}
-        found |= {one.by.axes for one in held if one.by is not None}
-        return frozenset(found | {axes for cuts in _cuts(self.step) for axes in cuts})
+        unions = {dim.axes for one in held for dim in one.tensor.dims} | {self.step.axes}
+        unions |= {one.by.axes for one in held if one.by is not None}
+        return frozenset(unions | {axes for cuts in _cuts(self.step) for axes in cuts})
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ def moments(program: Program) -> tuple[Moment, ...]:
         program.output.name: len(program.steps)
     }
     live: dict[str, Held] = {program.input.name: Held(program.input, None)}
-    found = []
+    results = []
     for number, step in enumerate(program.steps):
         made = {t.name: Held(t, step) for t in step.outputs if t.name not in (*program.weights, *program.cache)}
         sources = {t.name for t in step.inputs}
@@ -84,9 +84,9 @@ def moments(program: Program) -> tuple[Moment, ...]:
         operands = tuple(
             (held, last[name] > number and name not in made) for name, held in live.items() if name in sources
         )
-        found.append(Moment(step, tuple(made.values()), operands, others))
+        results.append(Moment(step, tuple(made.values()), operands, others))
         live = {name: held for name, held in {**live, **made}.items() if last.get(name, -1) > number}
-    return tuple(found)
+    return tuple(results)
 
 
 def peak_activation_bytes(scope: ArrayScope) -> Number:

@@ -67,14 +67,14 @@ def fit(
     for name, axes in needs.divides:
         cuts.setdefault(name, []).append(axes)
     look = classes or (lambda _: (ways, None))
-    found = PaddedSizes(dict(dims), np.ones((rows, 1), dtype=bool))
-    _fit_heads(found, needs, dims, pad, cuts, look)
+    sizes = PaddedSizes(dict(dims), np.ones((rows, 1), dtype=bool))
+    _fit_heads(sizes, needs, dims, pad, cuts, look)
     for name in sorted(cuts):
         if name not in ("N", "M", "K", "B") and name in dims:
-            found.sizes[name] = _fit_dim(found, name, int(dims[name]), cuts[name], look, name in pad)
-    found.sizes["B"] = _fit_dim(found, "B", batches, cuts.get("B", []), look, "B" in pad)
-    found.ok = np.broadcast_to(found.ok, (rows, batches.shape[1]))
-    return found
+            sizes.sizes[name] = _fit_dim(sizes, name, int(dims[name]), cuts[name], look, name in pad)
+    sizes.sizes["B"] = _fit_dim(sizes, "B", batches, cuts.get("B", []), look, "B" in pad)
+    sizes.ok = np.broadcast_to(sizes.ok, (rows, batches.shape[1]))
+    return sizes
 
 
 def _lcm(ways: Ways, every: Sequence[Axes]) -> Ints:
@@ -85,20 +85,20 @@ def _lcm(ways: Ways, every: Sequence[Axes]) -> Ints:
     return total
 
 
-def _fit_dim(found: PaddedSizes, name: str, size: Number, cuts: Sequence[Axes], look: Classes, may_pad: bool) -> Number:
+def _fit_dim(sizes: PaddedSizes, name: str, size: Number, cuts: Sequence[Axes], look: Classes, may_pad: bool) -> Number:
     ways, row = look(frozenset(cuts))
     cut = _lcm(ways, cuts)
     padded = -(-size // cut) * cut
     if may_pad:
         reason = f"{name} does not divide, and padding it would add more than 25%"
-        found.need(name, reason, padded <= LARGEST_PADDING * size, cut, row)
+        sizes.need(name, reason, padded <= LARGEST_PADDING * size, cut, row)
         return _spread(padded, row)
-    found.need(name, f"{name} does not divide", padded == size, cut, row)
+    sizes.need(name, f"{name} does not divide", padded == size, cut, row)
     return size
 
 
 def _fit_heads(
-    found: PaddedSizes,
+    sizes: PaddedSizes,
     needs: Requirements,
     dims: Mapping[str, float],
     pad: Sequence[str],
@@ -111,16 +111,16 @@ def _fit_heads(
     asked = {axes for name in ("N", "K", "M") for axes in cuts.get(name, ())}
     ways, row = look(frozenset(asked | {axes for need in needs.whole for axes in (need.by, need.axes)}))
     heads, cut = _lcm(ways, cuts.get("N", ())), _lcm(ways, cuts.get("K", ()))
-    found.need("K", "KV heads do not divide", K % cut == 0, cut, row)
+    sizes.need("K", "KV heads do not divide", K % cut == 0, cut, row)
     for need in needs.whole:
         reason = "query heads of a group may be cut only where the KV heads are cut fully"
-        found.need("M", reason, (ways(need.by) == 1) | (ways(need.axes) == K), ways(need.by), row)
+        sizes.need("M", reason, (ways(need.by) == 1) | (ways(need.axes) == K), ways(need.by), row)
     step = np.lcm(heads // np.gcd(K, heads), _lcm(ways, cuts.get("M", ())))
     padded = -(-M // step) * step
     if "M" in pad:
         reason = "query heads do not divide, and padding them would add more than 25%"
-        found.need("N", reason, padded <= LARGEST_PADDING * M, heads, row)
-        found.sizes["M"] = _spread(padded, row)
-        found.sizes["N"] = found.sizes["M"] * K
+        sizes.need("N", reason, padded <= LARGEST_PADDING * M, heads, row)
+        sizes.sizes["M"] = _spread(padded, row)
+        sizes.sizes["N"] = sizes.sizes["M"] * K
     else:
-        found.need("N", "query heads do not divide", padded == M, heads, row)
+        sizes.need("N", "query heads do not divide", padded == M, heads, row)

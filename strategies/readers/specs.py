@@ -36,16 +36,16 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str, TensorSpec]:
     """Return the spec of every weight and cache: dims, padded shape, mesh axes per dim, dtype."""
-    found: dict[str, TensorSpec] = {}
+    specs_: dict[str, TensorSpec] = {}
     for p in priced:
         program = p.bound.program
         for t in program.arguments:
             if t.name in program.weights or t.name in program.cache:
                 dtype = work.dtypes.weights if t.name in program.weights else work.dtypes.kv
-                found[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
+                specs_[_tensor_name(p, t.name)] = _spec(t, p.sizes, dtype)
         for t in program.caches:
-            found.setdefault(_tensor_name(p, t.name), _spec(t, p.sizes, work.dtypes.kv))
-    return found
+            specs_.setdefault(_tensor_name(p, t.name), _spec(t, p.sizes, work.dtypes.kv))
+    return specs_
 
 
 def _tensor_name(p: SizedProgram, name: str) -> str:
@@ -67,7 +67,7 @@ def activation_specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str
     tensor, and between them the collective that was priced. `tok` and `pos` are a step's inputs, `last` the residual
     at the prompts' last positions.
     """
-    found: dict[str, TensorSpec] = {}
+    specs_: dict[str, TensorSpec] = {}
     last: dict[str, tuple[int, TensorSpec]] = {}
     for p in priced:
         group = ",".join(map(str, p.bound.component.groups)) or "model"
@@ -76,8 +76,8 @@ def activation_specs(priced: Sequence[SizedProgram], work: Workload) -> dict[str
             number, before = last.get(key, (0, None))
             if before is None or (before.dims, before.axes) != (spec.dims, spec.axes):
                 last[key] = number + 1, spec
-                found[f"{key}@{number + 1}" if number else key] = spec
-    return found
+                specs_[f"{key}@{number + 1}" if number else key] = spec
+    return specs_
 
 
 def _asked(p: SizedProgram, work: Workload) -> Iterator[tuple[str, TensorSpec]]:
@@ -154,11 +154,11 @@ def _whole(t: Tensor, *dims: str) -> Tensor:
 
 def padded_dims(priced: Sequence[SizedProgram]) -> dict[str, tuple[int, int]]:
     """Dims that were padded: (before, after)."""
-    found: dict[str, tuple[int, int]] = {}
+    padded: dict[str, tuple[int, int]] = {}
     for p in priced:
         for dim in p.bound.source.program.pad if p.bound.part == "body" else ():
             for name in ("N", "M") if dim == "M" else (dim,):
                 before, after = p.bound.component.dims.get(name), p.sizes.get(name)
                 if before is not None and after is not None and int(np.max(after)) != int(before):
-                    found[f"{p.bound.component.name}/{name}"] = (int(before), int(np.max(after)))
-    return found
+                    padded[f"{p.bound.component.name}/{name}"] = (int(before), int(np.max(after)))
+    return padded

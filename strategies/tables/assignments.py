@@ -66,7 +66,7 @@ def _grown(
     of c ways either. Needs of another kind (`whole`, `requires`) are left for later.
     """
     choices = (*body.axes, IDLE)
-    rows, found = np.zeros((1, 0), dtype=np.int8), list[Rejection]()
+    rows, rejected = np.zeros((1, 0), dtype=np.int8), list[Rejection]()
     parts = [replace(part, needs=replace(part.needs, whole=())) for part in body.parts]
     for number, names in enumerate(allowed):
         options = np.array([i for i, choice in enumerate(choices) if choice in names], dtype=np.int8)
@@ -74,10 +74,10 @@ def _grown(
         if number < len(allowed) - 1:
             each = _ends(rows, body, choices, allowed[number + 1 :])
             fits = [fit_part(part, component, rates, masks_of(rows, choices), batches) for part in parts]
-            found += [r for one in fits for r in rejections(one, component, batches, each)]
+            rejected += [r for one in fits for r in rejections(one, component, batches, each)]
             rows = rows[np.logical_and.reduce([one.ok for one in fits]).any(axis=1)]
     rows = _required_rows(rows, body, choices)
-    return rows, role_sets_of(rows, choices), found
+    return rows, role_sets_of(rows, choices), rejected
 
 
 def _ends(rows: Rows, body: Body, choices: Sequence[str], later: Sequence[frozenset[str]]) -> Ints:
@@ -120,10 +120,10 @@ def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
     return role_sets_of(rows, choices).masks
 
 
-def rejections(found: PaddedSizes, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
+def rejections(sizes: PaddedSizes, component: Component, batches: Ints, each: Ints | int = 1) -> list[Rejection]:
     """Return how many rows each need ruled out, with an example; a row stands for `each` assignments."""
     result = []
-    for dim, reason, bad, ways in found.failures:
+    for dim, reason, bad, ways in sizes.failures:
         row, column = np.unravel_index(int(bad.argmax()), bad.shape)
         size = float(batches[0, column]) if dim == "B" else component.dims[dim]
         example = {"ways": float(ways[row, column]), dim: size}

@@ -55,18 +55,18 @@ def _asked(axes: frozenset[Axes], tensors: Sequence[Tensor], program: Program, n
     dims = {dim.name for tensor in tensors for dim in tensor.dims}
     padded = {"N", "M", "K"} if {"N", "M", "K"} & dims else set()
     padded |= dims & set(program.pad)
-    found = axes | {by for name, by in needs.divides if name in padded}
+    unions = axes | {by for name, by in needs.divides if name in padded}
     if "C" in dims:
-        found |= {s.outputs[0].axes("C") for s in program.steps if PRIMITIVES[s.op].slots}
-    return frozenset(one for one in found if one)
+        unions |= {s.outputs[0].axes("C") for s in program.steps if PRIMITIVES[s.op].slots}
+    return frozenset(one for one in unions if one)
 
 
 def price_shared(
-    scope: ArrayScope, needs: Requirements, plays: RoleSets, fast: Speeds, into: Totals, rows: Ints | None = None
+    scope: ArrayScope, needs: Requirements, role_sets: RoleSets, fast: Speeds, into: Totals, rows: Ints | None = None
 ) -> None:
     """Add the totals of the scope's rows, all or these: what adding up `price_steps` gives for each."""
     for unions, steps in step_groups(scope.program, needs):
-        first, row = plays.classes_of(unions, rows)
+        first, row = role_sets.classes_of(unions, rows)
         here, part = scope.take(first), Totals()
         for step in steps:
             part.add(price_step(step, here, fast))
@@ -74,13 +74,13 @@ def price_shared(
 
 
 def peak_shared(
-    scope: ArrayScope, needs: Requirements, plays: RoleSets, rows: Ints, columns: Ints | None = None
+    scope: ArrayScope, needs: Requirements, role_sets: RoleSets, rows: Ints, columns: Ints | None = None
 ) -> Number:
     """`peak_activation_bytes` of these rows, in these columns (None: in all)."""
     peak: Number = np.zeros((1, 1))
     alone = scope.take(rows, columns)
     for unions, members in moment_groups(scope.program, needs):
-        first, row = plays.classes_of(unions, rows)
+        first, row = role_sets.classes_of(unions, rows)
         here = scope.take(first, columns) if 2 * len(first) < len(rows) else alone
         most = np.zeros((1, 1))
         for moment in members:

@@ -64,19 +64,19 @@ def price_body(
     `allowed[i]` are the program axes that mesh axis i may play.
     """
     choices = (*body.axes, IDLE)
-    rows, plays, before = assignments(component, body, rates, batches, tuple(allowed), most_roles)
-    fits = [fit_part(part, component, rates, plays.masks, batches) for part in body.parts]
+    rows, role_sets, before = assignments(component, body, rates, batches, tuple(allowed), most_roles)
+    fits = [fit_part(part, component, rates, role_sets.masks, batches) for part in body.parts]
     ok = np.logical_and.reduce([f.ok for f in fits])
     rejected = (*before, *(r for f in fits for r in rejections(f, component, batches)))
     alive = np.flatnonzero(ok.any(axis=1))
     scopes = tuple(
-        (part, scope_of(part, found.sizes, plays.masks, rates, fast))
-        for part, found in zip(body.parts, fits, strict=True)
+        (part, scope_of(part, sizes.sizes, role_sets.masks, rates, fast))
+        for part, sizes in zip(body.parts, fits, strict=True)
     )
     total = Totals()
     stored: Number = 0.0
     for number, (part, every) in enumerate(scopes):
-        price_shared(every, part.needs, plays, fast, total, alive)
+        price_shared(every, part.needs, role_sets, fast, total, alive)
         scope = every.take(alive)
         weights = 0.0 if component.tied and number else weight_bytes(scope)
         stored = stored + component.times * (weights + cache_bytes(scope))
@@ -92,7 +92,7 @@ def price_body(
         np.broadcast_to(stored, shape),
         rejected,
         int(ok.sum()),
-        plays,
+        role_sets,
         alive,
         scopes,
     )

@@ -21,6 +21,8 @@ BLOCK = re.compile(
 SECONDS = re.compile(r"(?<=in )\d+\.\d+(?= s\b)|(?<=in )\d+(?= s\b)")
 LEVELS = re.compile(r"^(level +mode +verdict +checked +broken) .*\n((?:-+ +){4}-+) .*$", flags=re.MULTILINE)
 VERDICT = re.compile(r"^(\S+ +\S+ +(?:passed|failed|skipped) +\d+ +\d+) .*$")
+UNSET = ("JAX_NUM_CPU_DEVICES", "COLUMNS")
+"""Variables that other tests, or pytest-xdist, set."""
 MEASURED = re.compile(r"temporaries|of their standard deviation off|compiled in")
 
 
@@ -38,7 +40,7 @@ def blocks(page: Path) -> list[tuple[str, bool]]:
 
 def examples(block: str) -> list[tuple[str, str]]:
     """(command, output) pairs of a block."""
-    parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+    parts = re.split(r"^\$ ((?:.*\\\n)*.*)\n", block, flags=re.MULTILINE)
     return list(zip(parts[1::2], parts[2::2], strict=True))
 
 
@@ -52,7 +54,7 @@ def clean(text: str) -> str:
 def bash(command: str, cwd: Path, first: str = "") -> str:
     """What a command prints, with the `meshwright` of this environment unless `first` defines another."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}  # other tests set it
+    env = {name: value for name, value in os.environ.items() if name not in UNSET}
     run = subprocess.run(
         ["bash", "-c", first + command], cwd=cwd, env={**env, "PATH": path}, capture_output=True, text=True
     )

@@ -184,8 +184,8 @@ def _twice(program: Program) -> Program:
 
 
 def _lettered(step: Step) -> Step:
-    """The step with X for Y and Y for X in what it reads and gives."""
-    other = {"X": "Y", "Y": "X"}
+    """The step with mesh axis a for b and b for a in its operands and results."""
+    other = {"a": "b", "b": "a"}
 
     def tensor(t: Tensor) -> Tensor:
         dims = tuple(replace(d, axes=tuple(other[a] for a in d.axes)) for d in t.dims)

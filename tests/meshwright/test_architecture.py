@@ -99,7 +99,7 @@ def test_the_plain_price_takes_nothing_from_the_search() -> None:
 
 
 def test_the_search_of_the_oracle_takes_the_spaces_of_the_search_and_nothing_else() -> None:
-    """Brute force shares meshes, padded batches, problem and choice with the search: no table, row, face or bound."""
+    """Brute force shares meshes, batches, problem and choice with the search: no table, row, boundary or bound."""
     file = ROOT / "tests" / "oracles" / "bruteforce.py"
     shared = {name for name in modules_of("planner", file) if name.startswith("planner.search.")}
     assert shared == {"planner.search.meshes", "planner.search.problem", "planner.search.search"}

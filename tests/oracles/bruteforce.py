@@ -1,6 +1,6 @@
 """The plain way to find the best layout: list the undecomposed product and price every member.
 
-Nothing of the search's decomposition is used: no tables over rows, no faces, no prefix states, no bound. A layout
+Nothing of the search's decomposition is used: no tables over rows, no boundaries, no prefix states, no bound. A layout
 is a mesh, a residual with an order of its axes, and a body with roles per component. Each component's share of a
 layout is made as any single layout is (`strategies.readers.bound` binds and re-checks it, `planner.plan.pricing`
 prices it with numbers) and kept per (component, body, roles, residual, order); a layout's shares are then summed. They
@@ -230,7 +230,7 @@ def price_share(layout: BoundLayout, rates: Rates, problem: Problem, padded: int
 
 
 def _streams(bound: Sequence[Bound]) -> frozenset[str]:
-    """The types in which the glue reads and writes the residual stream, the last position's apart from all tokens'."""
+    """The types in which reshards read and write the residual stream, the last position's apart from all tokens'."""
     found = set()
     for b in bound:
         if b.part == "entry":

@@ -21,7 +21,7 @@ from planner.plan.compare import step_seconds
 from planner.plan.layout_file import layout_of
 from planner.plan.planfile import PlanFile, encode
 from planner.sensitivity.sensitivity import QUANTITIES, Subject, sensitivity
-from planner.sensitivity.types import SCHEMA, Outcome, Sensitivity, SensitivityFile
+from planner.sensitivity.types import SCHEMA, Outcome, QuantityEffect, SensitivityFile
 from strategies.layout import ComponentLayout, MeshAxes
 
 OPTIONS = {"batch": [32], "context": 8192, "weights": "int8", "kv": "int8"}
@@ -41,7 +41,7 @@ def found(plans: Path) -> SensitivityFile:
     return sensitivity(plans)
 
 
-def of(found: SensitivityFile, quantity: str) -> Sensitivity:
+def of(found: SensitivityFile, quantity: str) -> QuantityEffect:
     """The hardware number of that name."""
     return next(one for one in found.quantities if one.quantity == quantity)
 

@@ -9,7 +9,7 @@ import pytest
 
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from strategies import residual_program as glue
+from strategies import residual_program
 from strategies.checker import check
 from strategies.components import IDLE, Body, CheckedProgram, Component, components
 from strategies.layoutfile import FEATURES, builtin_programs, parse_layout, read_layout, specialise
@@ -111,8 +111,8 @@ def test_the_readme_s_program_is_a_file_that_can_be_read(tmp_path: Path) -> None
     assert [body.name for body in mlp(16).bodies] == ["mlp", "mlp-gathered"]
 
 
-def glue_s(part: CheckedProgram, owner: Component, pairs: list[str], batch: Ints) -> float:
-    """Seconds of glue whose mesh axes play these pairs; infinite where a dim does not divide."""
+def reshard_s(part: CheckedProgram, owner: Component, pairs: list[str], batch: Ints) -> float:
+    """Seconds of reshard whose mesh axes play these pairs; infinite where a dim does not divide."""
     names = {role.name: role.axis for role in part.program.roles}
     playing = {axis: [i for i, pair in enumerate(pairs) if names[pair] == axis] for axis in names.values()}
     masks = masks_of_one(playing, len(pairs))
@@ -124,10 +124,11 @@ def glue_s(part: CheckedProgram, owner: Component, pairs: list[str], batch: Ints
 
 
 def best_s(owner: Component, body: Body, batch: int) -> float:
-    """The least seconds of one layer with its glue, where all layers' MLP weights take at most half of the HBM."""
+    """The least seconds of one layer with its reshard, where all layers' MLP weights take at most half of the HBM."""
     batches = np.array([[batch]])
     table = price_body(owner, body, RATES, FAST, batches, ROLES)
-    entry, leave = (CheckedProgram(p, check(p)) for p in (glue.entry("decode"), glue.leave("decode")))
+    programs = (residual_program.entry("decode"), residual_program.leave("decode"))
+    entry, leave = (CheckedProgram(p, check(p)) for p in programs)
     times = []
     fits = table.stored_bytes[:, 0] <= V5E.chip.usable_hbm_bytes_per_device / 2
     for row, step_s in zip(table.rows[fits], table.step_s[fits], strict=True):
@@ -135,8 +136,8 @@ def best_s(owner: Component, body: Body, batch: int) -> float:
         reads = [IDLE if axis == IDLE else body.reads(axis) for axis in axes]
         gives = [IDLE if axis == IDLE else body.gives(axis) for axis in axes]
         for residual in product("DB-", repeat=2):
-            before = glue_s(entry, owner, [cut + read for cut, read in zip(residual, reads, strict=True)], batches)
-            after = glue_s(leave, owner, [give + cut for give, cut in zip(gives, residual, strict=True)], batches)
+            before = reshard_s(entry, owner, [cut + read for cut, read in zip(residual, reads, strict=True)], batches)
+            after = reshard_s(leave, owner, [give + cut for give, cut in zip(gives, residual, strict=True)], batches)
             times.append(float(step_s.item()) + before + after)
     return min(times)
 

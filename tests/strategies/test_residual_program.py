@@ -1,4 +1,4 @@
-"""The glue between components and the residual stream."""
+"""The reshard between components and the residual stream."""
 
 from collections.abc import Callable
 from itertools import product
@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import residual_program as glue
+from strategies import residual_program
 from strategies.bind import bind
 from strategies.checker import check
 from strategies.notation import Axes, Program
 
 PROGRAMS = {
-    "entry decode": glue.entry("decode"),
-    "entry prefill": glue.entry("prefill"),
-    "entry of the last position": glue.entry("prefill", True),
-    "exit decode": glue.leave("decode"),
-    "exit prefill": glue.leave("prefill"),
-    "exit of an embedding, decode": glue.leave("decode", False),
-    "exit of an embedding, prefill": glue.leave("prefill", False),
-    "last position": glue.last_position(),
+    "entry decode": residual_program.entry("decode"),
+    "entry prefill": residual_program.entry("prefill"),
+    "entry of the last position": residual_program.entry("prefill", True),
+    "exit decode": residual_program.leave("decode"),
+    "exit prefill": residual_program.leave("prefill"),
+    "exit of an embedding, decode": residual_program.leave("decode", False),
+    "exit of an embedding, prefill": residual_program.leave("prefill", False),
+    "last position": residual_program.last_position(),
 }
 
 
@@ -59,7 +59,7 @@ def test_there_is_a_pair_for_everything_that_an_axis_can_do() -> None:
 
 
 def lines(program: Program, *pairs: str) -> list[str]:
-    """The bound glue's text."""
+    """The bound reshard's text."""
     return str(bind(program, played(program, pairs))).splitlines()
 
 
@@ -94,7 +94,8 @@ EXITS: dict[tuple[str, ...], list[str]] = {
 
 
 @pytest.mark.parametrize(
-    ("make", "cases"), [(lambda: glue.entry("decode"), ENTRIES), (lambda: glue.leave("decode"), EXITS)]
+    ("make", "cases"),
+    [(lambda: residual_program.entry("decode"), ENTRIES), (lambda: residual_program.leave("decode"), EXITS)],
 )
 def test_the_derived_collectives_are_those_of_the_book(
     make: Callable[[], Program], cases: dict[tuple[str, ...], list[str]]
@@ -112,7 +113,7 @@ def sorted_marks(line: str) -> str:
 
 def test_an_embedding_becomes_the_residual_and_is_not_added_to_it() -> None:
     """The first value of the residual is the embedding's output."""
-    assert lines(glue.leave("decode", False), "UD") == [
+    assert lines(residual_program.leave("decode", False), "UD") == [
         "o[B, D_1] = ReduceScatter_1(o[B, D] {U_1})",
         "R[B, D_1] = Rename(o[B, D_1])",
     ]
@@ -120,7 +121,7 @@ def test_an_embedding_becomes_the_residual_and_is_not_added_to_it() -> None:
 
 def test_the_last_position_is_sent_by_the_shard_that_owns_it() -> None:
     """A cut T leaves a partial sum, of zeros but for the owner's rows."""
-    assert lines(glue.last_position(), "T-", "D-") == [
+    assert lines(residual_program.last_position(), "T-", "D-") == [
         "R[B, D_2] {U_1} = Last(R[B, T_1, D_2])",
         "R[B, D_2] = AllReduce_1(R[B, D_2] {U_1})",
     ]

@@ -108,8 +108,8 @@ def test_without_its_constraint_a_partial_sum_is_reduced_before_it_travels() -> 
     level = automatic_collectives(load(small("experts")), without=["0/moe/y"])
     assert level.status == "failed"
     (finding,) = [f for f in level.findings if f.what == "moe/y"]
-    assert finding.found.startswith("XLA added AllReduce over Y of ")
-    assert "o[B_X, D] {U_Y}" in finding.promised
+    assert finding.found.startswith("XLA added AllReduce over b of ")
+    assert "o[B_a, D] {U_b}" in finding.promised
 
 
 def test_mode_unconstrained_asks_for_nothing() -> None:
@@ -124,9 +124,9 @@ def test_a_dropped_constraint_is_told_by_what_xla_added() -> None:
     assert level.status == "failed"
     assert {"attention/Q", "attention/k"} <= {finding.what for finding in level.findings}
     first = level.findings[0]
-    assert first.found.startswith("XLA added AllGather over Y of ")
+    assert first.found.startswith("XLA added AllGather over b of ")
     assert "MB per device and step; op jit(" in first.found
-    assert first.promised.startswith("ReduceScatter over Y of ")
+    assert first.promised.startswith("ReduceScatter over b of ")
 
 
 @needs_compiler
@@ -141,7 +141,7 @@ def test_the_tpu_compiler_follows_the_constraints_and_gathers_weights_without() 
     assert alone.status == "failed"
     (finding, *_) = alone.findings
     assert finding.what == "attention/Q"
-    assert "AllGather over Y of 16777216 s8, 80 times" in finding.found
+    assert "AllGather over b of 16777216 s8, 80 times" in finding.found
 
 
 @needs_compiler

@@ -161,10 +161,10 @@ def test_it_is_priced_and_sized_and_has_specs(plan: tuple[Plan, Path], toy: Prog
     assert mlp.program == "mlp-toy"
     steps = [s for s in best.cost.steps if s.op == "GatherSum"]
     moved = BATCH * 2048 * 2
-    assert [(c.kind, c.axes, c.bytes) for s in steps for c in s.comms] == 2 * [("AllGather", ("X",), 2 * moved)]
+    assert [(c.kind, c.axes, c.bytes) for s in steps for c in s.comms] == 2 * [("AllGather", ("a",), 2 * moved)]
     assert all(s.seconds > 0 for s in steps)
-    assert best.specs["mlp/Wi"].axes == (("X",), ("Y",))
-    assert best.activation_specs["0/mlp/h"].axes == ((), ("Y",))
+    assert best.specs["mlp/Wi"].axes == (("a",), ("b",))
+    assert best.activation_specs["0/mlp/h"].axes == ((), ("b",))
 
 
 @pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 host devices")

@@ -91,7 +91,7 @@ def _groups(axes: tuple[str, ...]) -> str:
     import numpy as np
 
     ids = np.arange(8).reshape(2, 2, 2)
-    where = ["XYZ".index(a) for a in axes]
+    where = ["abc".index(a) for a in axes]
     ids = np.moveaxis(ids, sorted(where), range(-len(where), 0)).reshape(-1, 2 ** len(where))
     return "{" + ",".join("{" + ",".join(map(str, row)) + "}" for row in ids.tolist()) + "}"
 

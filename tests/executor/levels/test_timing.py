@@ -165,7 +165,7 @@ def test_a_label_says_the_whole_layout(chip: Chip) -> None:
     """Mesh, residual, and every component's program and roles."""
     plan = plan_of(chip)
     parts = label(plan).split("; ")
-    assert parts[0].startswith("X4, residual ")
+    assert parts[0].startswith("a4, residual ")
     assert [part.split()[0] for part in parts[1:]] == [one.component for one in plan.layouts]
 
 

@@ -54,9 +54,9 @@ def layout_of_roles(model: Model, work: Workload, sizes: Sequence[int], residual
 
 
 def devices_of(sizes: Sequence[int]) -> Mesh:
-    """Host devices with axes X, Y, Z."""
+    """Host devices with axes a, b, c."""
     grid = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(tuple(sizes))
-    return Mesh(grid, tuple("XYZ"[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
+    return Mesh(grid, tuple("abc"[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def workload(phase: str, context: int, dtypes: Dtypes = F32) -> Workload:
@@ -267,7 +267,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     case = CASES["mha-batch"]
     work = workload("decode", 24)
     layout = layout_of_roles(case.model, work, case.sizes, *case.decode)
-    with pytest.raises(InputError, match="the layout needs X"):
+    with pytest.raises(InputError, match="the layout needs a"):
         engine(layout, case.model, work, Mesh(np.array(jax.devices()[:4]), ("Q",)))
     with pytest.raises(LayoutError, match="attention: B does not divide: B, cut 3 ways"):
         engine(layout, case.model, work, devices_of((3,)))

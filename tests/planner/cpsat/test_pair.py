@@ -323,7 +323,7 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
         residual, order = int(board.state.residual[state]), random.choice(orders[state])
         at = random.randrange(len(side.rows[i]))
         joined, row = board.joined[i], int(side.rows[i][at])
-        if not board.allowed(i, state)[joined.face[row]]:
+        if not board.allowed(i, state)[joined.boundary[row]]:
             continue
         table = joined.tables[joined.table_of[row]]
         axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])

@@ -37,9 +37,9 @@ def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[ComponentRo
     return found
 
 
-def seconds(glue: ReshardCosts, column: int, residuals: int) -> Floats:
-    """[2, residuals, faces] of one batch."""
-    return np.array([glue.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
+def seconds(reshard: ReshardCosts, column: int, residuals: int) -> Floats:
+    """[2, residuals, boundaries] of one batch."""
+    return np.array([reshard.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -95,21 +95,21 @@ def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
-    """Body and glue together, at every batch; what is taken of the residuals stays what it was."""
+    """Body and reshard together, at every batch; what is taken of the residuals stays what it was."""
     slice_ = parse_slice("v5e:2x4")
     problem = problem_of(slice_, "llama-3.1-8b", phase)
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), phase)
     batches = np.array([BATCHES], dtype=np.int64)
     joined = tables_of(problem, rates, batches)
-    glues, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
+    reshards, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
     some = np.arange(len(state.cuts))[::3]
-    for one, glue in zip(joined, glues, strict=True):
+    for one, reshard in zip(joined, reshards, strict=True):
         early, late = one.least
-        least, taken = glue.least(one), glue.take(some)
+        least, taken = reshard.least(one), reshard.take(some)
         np.testing.assert_array_equal(taken.least(one), least[some])
         for column in range(len(BATCHES)):
-            before, after = seconds(glue, column, len(state.cuts))
+            before, after = seconds(reshard, column, len(state.cuts))
             best = np.maximum(early[:, column] + before, late[:, column] + after).min(axis=1)
             np.testing.assert_allclose(least[:, column], best, rtol=1e-12)
 
@@ -121,9 +121,9 @@ def test_glue_of_a_single_device_waits_for_nothing() -> None:
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
     joined = tables_of(problem, rates, np.array([BATCHES]))
-    glues, _ = price_reshards(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    reshards, _ = price_reshards(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
     assert len(state.cuts) == 1
-    for glue in glues:
-        early, late = seconds(glue, 0, 1)
+    for reshard in reshards:
+        early, late = seconds(reshard, 0, 1)
         assert np.isfinite(late).all()
         np.testing.assert_array_equal(early, late)

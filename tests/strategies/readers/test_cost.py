@@ -8,7 +8,7 @@ import pytest
 
 from mesh.pieces import Piece
 from mesh.slices import parse_slice
-from strategies import residual_program as glue
+from strategies import residual_program
 from strategies.bind import bind
 from strategies.book.crossover import Grid, ws1d_comms_s, ws2d_comms_s
 from strategies.components import CheckedProgram, components
@@ -214,10 +214,10 @@ def comms_s(program: Program, playing: dict[str, Axes], sizes: dict[str, Number]
 
 
 def layer(body: CheckedProgram, body_plays: dict[str, Axes], entry: dict[str, Axes], leave: dict[str, Axes]) -> float:
-    """Seconds of bandwidth of an MLP with its glue, decode."""
+    """Seconds of bandwidth of an MLP with its reshard, decode."""
     sizes: dict[str, Number] = {"B": 4096, "D": 1024, "F": 4096}
     total = comms_s(body.program, body_plays, sizes)
-    for program, plays in ((glue.entry("decode"), entry), (glue.leave("decode"), leave)):
+    for program, plays in ((residual_program.entry("decode"), entry), (residual_program.leave("decode"), leave)):
         letters = {role.name: role.axis for role in program.roles}
         total += comms_s(program, {letters[pair]: axes for pair, axes in plays.items()}, sizes)
     return total
