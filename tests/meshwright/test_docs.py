@@ -105,7 +105,7 @@ def test_a_script_runs(script: str, folder: Path) -> None:
     (folder / "script.py").write_text(script, encoding="utf-8")
     said = bash("python script.py; echo exit $?", folder)
     assert said.endswith("exit 0\n"), said
-    if "shard_shape" in script:
+    if "prepare_environment" in script:
         assert said.splitlines()[0] in (ROOT / "docs" / "how-to" / "specs-in-jax.md").read_text(encoding="utf-8")
 
 
