@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.best.sweep import Sweep
-from planner.cpsat.rows import boards
+from planner.cpsat.rows import mesh_searches
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Solved, Solver
 from planner.query.query import CP_SAT, Progress, Query, silent
@@ -17,20 +17,20 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
 
     An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
     """
-    found: dict[str, SearchResult] = {}
+    results: dict[str, SearchResult] = {}
     bests: list[Candidate] = []
     solved: list[Solved] = []
     try:
         for slice_ in query.slices:
-            found[slice_.name] = SearchResult()
+            results[slice_.name] = SearchResult()
             progress(f"pricing {slice_.name}")
             problem = problem_of(query, slice_)
-            priced = boards(problem, found[slice_.name])
+            priced = mesh_searches(problem, results[slice_.name])
             for batch in dict.fromkeys(problem.work.batches):
                 progress(f"solving {slice_.name} at batch {batch}")
                 choice, proof = solve_batch(priced, batch, query.solver_seconds)
-                _note(found[slice_.name], priced, batch)
-                found[slice_.name].choices[batch] = [choice] if choice else []
+                _note(results[slice_.name], priced, batch)
+                results[slice_.name].choices[batch] = [choice] if choice else []
                 bests += [Candidate(slice_, problem, choice)] if choice else []
                 solved.append(Solved(slice=slice_.name, batch=batch, proof=proof))
                 if proof.interrupted:
@@ -43,15 +43,15 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
         interrupted = False
     seconds = query.solver_seconds
     solver = Solver(name=CP_SAT, seconds=seconds, solved=tuple(solved), interrupted=interrupted)
-    return Sweep(found, tuple(bests), solver, interrupted)
+    return Sweep(results, tuple(bests), solver, interrupted)
 
 
-def _note(found: SearchResult, priced: list[MeshSearch], batch: int) -> None:
+def _note(result: SearchResult, priced: list[MeshSearch], batch: int) -> None:
     """What a batch needs at the least, and which assignments need more than there is."""
-    for board in priced:
-        for column, (wanted, _) in enumerate(board.pairs):
-            if wanted == batch:
-                found.least_bytes[batch] = min(
-                    board.least_bytes([column])[0], found.least_bytes.get(batch, float("inf"))
+    for mesh_search in priced:
+        for column, (column_batch, _) in enumerate(mesh_search.pairs):
+            if column_batch == batch:
+                result.least_bytes[batch] = min(
+                    mesh_search.least_bytes([column])[0], result.least_bytes.get(batch, float("inf"))
                 )
-                board.over_memory(column, found)
+                mesh_search.count_over_memory(column, result)

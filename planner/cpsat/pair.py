@@ -31,7 +31,7 @@ import numpy as np
 from mesh.errors import InputError
 from mesh.slices import Slice
 from planner.cpsat.phase_rows import PhaseRows, by_place, least_by_cut, phase_rows_of, same_mesh
-from planner.cpsat.rows import SLACK, boards
+from planner.cpsat.rows import SLACK, mesh_searches
 from planner.cpsat.solver import Ended, run
 from planner.cpsat.specs import Stored
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof
@@ -80,11 +80,11 @@ Pair = tuple[SharedCandidate, SharedCandidate, Proof]
 class _Best:
     """A pair that was found, and what it costs."""
 
-    halves: tuple[PhaseVariables, PhaseVariables]
+    phases: tuple[PhaseVariables, PhaseVariables]
 
     @property
     def cost_s(self) -> float:
-        return sum(half.cost_s for half in self.halves)
+        return sum(half.cost_s for half in self.phases)
 
 
 def shared_pair(
@@ -103,25 +103,25 @@ def shared_pair(
     function, and their specs compared. Raises `InputError` on bad input, and where nothing was found in time.
     """
     _check(prefill, decode, output, cache, seconds)
-    requests = (prefill, decode)
-    problems = [make_problem(request, slice_) for request in requests]
-    batches = [request.work.batches[0] for request in requests]
+    queries = (prefill, decode)
+    problems = [make_problem(query, slice_) for query in queries]
+    batches = [query.work.batches[0] for query in queries]
     factors = (1 / batches[0], output / batches[1])
     search = _PairSearch(seconds)
-    for pair in same_mesh(boards(problems[0], SearchResult()), boards(problems[1], SearchResult())):
+    for pair in same_mesh(mesh_searches(problems[0], SearchResult()), mesh_searches(problems[1], SearchResult())):
         names: dict[Stored, int] = {}
-        sides = [
+        phase_rows = [
             phase_rows_of([b], n, f, cache == "equal", names) for b, n, f in zip(pair, batches, factors, strict=True)
         ]
-        search.mesh(sides)
+        search.mesh(phase_rows)
     best = search.ended_best()
     if best is None:
         return None
     candidates = [
-        SharedCandidate(slice_, problem, half.choice(), half.order)
-        for problem, half in zip(problems, best.halves, strict=True)
+        SharedCandidate(slice_, problem, variables.choice(), variables.order)
+        for problem, variables in zip(problems, best.phases, strict=True)
     ]
-    plans = [price_candidate(c, r) for c, r in zip(candidates, requests, strict=True)]
+    plans = [price_candidate(c, r) for c, r in zip(candidates, queries, strict=True)]
     check_shared(plans[0], plans[1], cache)
     return candidates[0], candidates[1], search.proof()
 
@@ -131,18 +131,22 @@ def _check(prefill: Query, decode: Query, output: int, cache: str, seconds: floa
     check_count("output", output, LARGEST_CONTEXT)
     if cache not in CACHES:
         raise InputError(f"cache '{cache}': expected {' or '.join(CACHES)}")
-    for request, phase in ((prefill, "prefill"), (decode, "decode")):
-        if request.work.phase != phase or len(request.work.batches) != 1:
-            batches = ",".join(map(str, request.work.batches))
-            raise InputError(f"{request.work.phase} at batch {batches}: expected one {phase} batch")
+    for query, phase in ((prefill, "prefill"), (decode, "decode")):
+        if query.work.phase != phase or len(query.work.batches) != 1:
+            batches = ",".join(map(str, query.work.batches))
+            raise InputError(f"{query.work.phase} at batch {batches}: expected one {phase} batch")
     if prefill.model != decode.model or prefill.work.dtypes != decode.work.dtypes:
         raise InputError(f"{prefill.model.name} and {decode.model.name}: expected one model and the same dtypes")
 
 
 def pair_bytes(prefill: Plan, decode: Plan) -> float:
     """Bytes per device of both plans together: weights once, the decode's caches, the larger working set."""
-    mine, its = prefill.memory, decode.memory
-    return its.weights_bytes + its.kv_bytes + max(mine.kv_bytes + mine.activation_bytes, its.activation_bytes)
+    prefill_memory, decode_memory = prefill.memory, decode.memory
+    return (
+        decode_memory.weights_bytes
+        + decode_memory.kv_bytes
+        + max(prefill_memory.kv_bytes + prefill_memory.activation_bytes, decode_memory.activation_bytes)
+    )
 
 
 def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
@@ -172,18 +176,19 @@ class _PairSearch:
         self.bound_s, self.wall_s, self.variables = np.inf, 0.0, 0
         self.cut_short = self.interrupted = False
 
-    def mesh(self, sides: Sequence[Sequence[PhaseRows]]) -> None:
+    def mesh(self, phases: Sequence[Sequence[PhaseRows]]) -> None:
         """Find the best pair of one mesh, if it is better than those of the meshes before."""
         from planner.cpsat.pair_model import PairModel
 
-        least = [least_by_cut(of) for of in sides]
-        least_s = sum(float((a + b).min(initial=np.inf)) for a, b in zip(*least, strict=True))
+        least_s_by_cut = [least_by_cut(phase_rows) for phase_rows in phases]
+        least_s = sum(float((a + b).min(initial=np.inf)) for a, b in zip(*least_s_by_cut, strict=True))
         if not isfinite(least_s):
             return
-        for growth in GROWTH:
-            limit = min(growth * least_s, self.best.cost_s if self.best else np.inf)
+        for factor in GROWTH:
+            limit = min(factor * least_s, self.best.cost_s if self.best else np.inf)
             blocks = [
-                [b for side in of for b in side.blocks(o, limit)] for of, o in zip(sides, least[::-1], strict=True)
+                [b for rows in phase_rows for b in rows.blocks(other_least_s, limit)]
+                for phase_rows, other_least_s in zip(phases, least_s_by_cut[::-1], strict=True)
             ]
             bound_s = min(limit, self._solve(PairModel(blocks, least_s))) if all(blocks) else limit
             if self.cut_short or not isfinite(limit) or (self.best and self.best.cost_s <= limit * (1 + SLACK)):
@@ -193,18 +198,21 @@ class _PairSearch:
     def _solve(self, model: PairModel) -> float:
         """Keep the best of a model's pairs if there is none better; what no pair of the model costs less than."""
         ended = self._run(model)
-        if ended.found:
-            halves = model.halves(ended)
-            if abs(sum(h.cost_s for h in halves) - ended.objective / model.scale.factor) > SLACK * model.least_s * 2:
+        if ended.has_solution:
+            phases = model.solution(ended)
+            if (
+                abs(sum(phase.cost_s for phase in phases) - ended.objective / model.scale.factor)
+                > SLACK * model.least_s * 2
+            ):
                 raise RuntimeError(
-                    f"CP-SAT found {ended.objective / model.scale.factor} s, the tables differ: {halves}"
+                    f"CP-SAT found {ended.objective / model.scale.factor} s, the tables differ: {phases}"
                 )
             if ended.status == OPTIMAL:
                 model.least_bytes(ended.objective)
-                again = self._run(model)
-                halves = model.halves(again) if again.found else halves
-            if self.best is None or _Best(halves).cost_s < self.best.cost_s * (1 - SLACK):
-                self.best = _Best(halves)
+                cheapest = self._run(model)
+                phases = model.solution(cheapest) if cheapest.has_solution else phases
+            if self.best is None or _Best(phases).cost_s < self.best.cost_s * (1 - SLACK):
+                self.best = _Best(phases)
         self.cut_short |= ended.status not in (OPTIMAL, INFEASIBLE)
         return np.inf if ended.status == INFEASIBLE else model.bound_s(ended)
 

@@ -35,7 +35,7 @@ class PhaseRows:
     and cache, and the number of what a row cuts, as in `names`, which both sides share.
     """
 
-    board: MeshSearch
+    mesh_search: MeshSearch
     column: int
     factor: float
     caches: bool
@@ -47,55 +47,64 @@ class PhaseRows:
     peak: list[Floats] = field(default_factory=list)
     cut: list[Ints] = field(default_factory=list)
     specs: list[Specs] = field(default_factory=list)
-    found: dict[tuple[int, int, int], Stored] = field(default_factory=dict)
+    stored_specs: dict[tuple[int, int, int], Stored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        board, fast, rates, batches = self.board, self.board.problem.fast, self.board.rates, self.board.batches
-        for i, joined in enumerate(board.joined):
-            specs = specs_of(joined, rates, batches, self.column, self.caches)
-            weights = weights_of(joined, rates, fast, batches, self.column)
-            alone = joined.stored_bytes[:, self.column] <= board.problem.usable_bytes
-            rows = np.flatnonzero(joined.possible[:, self.column] & alone).astype(np.int64)
+        search, fast, rates, batches = (
+            self.mesh_search,
+            self.mesh_search.problem.fast,
+            self.mesh_search.rates,
+            self.mesh_search.batches,
+        )
+        for i, component_rows in enumerate(search.components):
+            specs = specs_of(component_rows, rates, batches, self.column, self.caches)
+            weights = weights_of(component_rows, rates, fast, batches, self.column)
+            fits_alone = component_rows.stored_bytes[:, self.column] <= search.problem.usable_bytes
+            rows = np.flatnonzero(component_rows.possible[:, self.column] & fits_alone).astype(np.int64)
             if self.caches:
                 rows = rows[[not _cuts_sequence(specs.stored(int(r), self._residual(0))) for r in rows]]
             self.specs.append(specs)
             self.rows.append(rows)
             self.seconds.append(self.factor * self._seconds(i, rows))
             self.weights.append(weights[rows])
-            self.kv.append(joined.stored_bytes[rows, self.column] - weights[rows])
-            self.peak.append(joined.peak_bytes[rows, self.column])
+            self.kv.append(component_rows.stored_bytes[rows, self.column] - weights[rows])
+            self.peak.append(component_rows.peak_bytes[rows, self.column])
             self.cut.append(self._cuts(i, rows))
 
     def _residual(self, residual: int) -> list[int]:
-        return [int(c) for c in self.board.state.cuts[residual]]
+        return [int(c) for c in self.mesh_search.state.cuts[residual]]
 
     def _seconds(self, i: int, rows: Ints) -> Floats:
         """[rows, residuals]: of all layers, reshards included."""
-        residuals = range(len(self.board.state.cuts))
-        return np.column_stack([self.board.seconds(i, rows, residual, self.column) for residual in residuals])
+        residuals = range(len(self.mesh_search.state.cuts))
+        return np.column_stack([self.mesh_search.seconds(i, rows, residual, self.column) for residual in residuals])
 
     def _cuts(self, i: int, rows: Ints) -> Ints:
         residual = self._residual(0)
-        found = (unordered(self.specs[i].stored(int(row), residual)) for row in rows)
-        return np.array([self.names.setdefault(cut, len(self.names)) for cut in found], dtype=np.int64)
+        cuts = (unordered(self.specs[i].stored(int(row), residual)) for row in rows)
+        return np.array([self.names.setdefault(cut, len(self.names)) for cut in cuts], dtype=np.int64)
 
     @cached_property
     def norms(self) -> float:
         """Bytes of the norms' vectors, which are whole on every device in either phase."""
-        return norm_bytes([j.component for j in self.board.joined], self.board.problem.work, self.board.problem.fast)
+        return norm_bytes(
+            [component_rows.component for component_rows in self.mesh_search.components],
+            self.mesh_search.problem.work,
+            self.mesh_search.problem.fast,
+        )
 
-    def held(self, residual: int) -> float:
+    def residual_bytes(self, residual: int) -> float:
         """Bytes of the residual stream and the update that is added to it."""
-        return float(self.board.residual_bytes[residual, self.column]) - self.norms
+        return float(self.mesh_search.residual_bytes[residual, self.column]) - self.norms
 
-    def stored(self, i: int, at: int, residual: int) -> Stored:
+    def stored(self, i: int, place: int, residual: int) -> Stored:
         """The spec, before an order, of the row at a place of component i."""
-        key = (i, at, residual)
-        if key not in self.found:
-            self.found[key] = self.specs[i].stored(int(self.rows[i][at]), self._residual(residual))
-        return self.found[key]
+        key = (i, place, residual)
+        if key not in self.stored_specs:
+            self.stored_specs[key] = self.specs[i].stored(int(self.rows[i][place]), self._residual(residual))
+        return self.stored_specs[key]
 
-    def least(self, i: int) -> Floats:
+    def least_seconds_by_cut(self, i: int) -> Floats:
         """[names]: the least seconds of component i's rows that cut so; inf where none does."""
         best = np.full(len(self.names), np.inf)
         np.minimum.at(best, self.cut[i], self.seconds[i].min(axis=1))
@@ -106,29 +115,34 @@ class PhaseRows:
 
         `other`: per component, by what is cut, the least seconds of the other side.
         """
-        beside = [o[cut] for o, cut in zip(other, self.cut, strict=True)]
-        states = self.board.state
+        other_s = [o[cut] for o, cut in zip(other, self.cut, strict=True)]
+        states = self.mesh_search.state
         for state, residual in enumerate(states.residual.tolist()):
-            sums = [s[:, residual] + b for s, b in zip(self.seconds, beside, strict=True)]
-            for i, one in enumerate(sums):
-                allowed = self.board.allowed(i, state)
-                one[~allowed[self.board.joined[i].face[self.rows[i]]]] = np.inf
-            least = [float(one.min()) if len(one) else np.inf for one in sums]
-            slack = limit * (1 + SLACK) - sum(least) if np.isfinite(limit) else np.inf
-            if np.isfinite(sum(least)) and slack >= 0:
-                kept = [
-                    np.flatnonzero(np.isfinite(one) & (one <= own + slack))
-                    for one, own in zip(sums, least, strict=True)
+            sums = [s[:, residual] + b for s, b in zip(self.seconds, other_s, strict=True)]
+            for i, seconds in enumerate(sums):
+                allowed = self.mesh_search.allowed(i, state)
+                seconds[~allowed[self.mesh_search.components[i].boundary[self.rows[i]]]] = np.inf
+            least_s = [float(seconds.min()) if len(seconds) else np.inf for seconds in sums]
+            slack = limit * (1 + SLACK) - sum(least_s) if np.isfinite(limit) else np.inf
+            if np.isfinite(sum(least_s)) and slack >= 0:
+                places = [
+                    np.flatnonzero(np.isfinite(seconds) & (seconds <= own_s + slack))
+                    for seconds, own_s in zip(sums, least_s, strict=True)
                 ]
-                yield self._block(state, residual, kept)
+                yield self._block(state, residual, places)
 
-    def _block(self, state: int, residual: int, kept: Sequence[NDArray[np.int64]]) -> PhaseBlock:
+    def _block(self, state: int, residual: int, places: Sequence[NDArray[np.int64]]) -> PhaseBlock:
         options, specs = [], []
-        for i, at in enumerate(kept):
+        for i, component_places in enumerate(places):
             classes: dict[Stored, int] = {}
-            stored = [self.stored(i, int(a), residual) for a in at]
-            face = np.array([classes.setdefault(s, len(classes)) for s in stored], dtype=np.int64)
-            front = StateRows(at, self.seconds[i][at, residual], self.kv[i][at], self.peak[i][at]).front(1, face)
+            stored = [self.stored(i, int(a), residual) for a in component_places]
+            spec_class = np.array([classes.setdefault(s, len(classes)) for s in stored], dtype=np.int64)
+            front = StateRows(
+                component_places,
+                self.seconds[i][component_places, residual],
+                self.kv[i][component_places],
+                self.peak[i][component_places],
+            ).front(1, spec_class)
             options.append(front)
             specs.append([self.stored(i, int(a), residual) for a in front.row])
         return PhaseBlock(self, state, residual, tuple(options), tuple(specs))
@@ -138,7 +152,7 @@ class PhaseRows:
 class PhaseBlock:
     """One state of a side: per component options (`row`: places among the side's rows) and their specs."""
 
-    side: PhaseRows
+    phase_rows: PhaseRows
     state: int
     residual: int
     options: tuple[StateRows, ...]
@@ -146,40 +160,40 @@ class PhaseBlock:
 
 
 def phase_rows_of(
-    boards: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
+    searches: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
 ) -> list[PhaseRows]:
     """The sides of a phase on one mesh, one per padded batch."""
     return [
-        PhaseRows(board, column, factor, caches, names)
-        for board in boards
-        for column, (wanted, _) in enumerate(board.pairs)
-        if wanted == batch
+        PhaseRows(search, column, factor, caches, names)
+        for search in searches
+        for column, (column_batch, _) in enumerate(search.pairs)
+        if column_batch == batch
     ]
 
 
-def least_by_cut(sides: Sequence[PhaseRows]) -> list[Floats]:
+def least_by_cut(phase_rows: Sequence[PhaseRows]) -> list[Floats]:
     """Per component, by what is cut, the least seconds of any padded batch."""
-    parts = len(sides[0].rows)
-    return [np.stack([side.least(i) for side in sides]).min(axis=0) for i in range(parts)]
+    parts = len(phase_rows[0].rows)
+    return [np.stack([rows.least_seconds_by_cut(i) for rows in phase_rows]).min(axis=0) for i in range(parts)]
 
 
-def orders_of(side: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
+def orders_of(phase_rows: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
     """By state, the orders of the mesh axes that its prefixes stand for, and that a plan file can say.
 
     A file says the order of those that cut the same dim of the residual: so those of B come first, then those of T and
     of D, and at last the others by their place on the torus (`planner.plan.layout_file.laid_out`).
     """
-    state, mesh = side.board.state, side.board.mesh
+    state, mesh = phase_rows.mesh_search.state, phase_rows.mesh_search.mesh
     place = by_place(mesh)
     tables = {(int(r), p.tobytes()): n for n, (r, p) in enumerate(zip(state.residual, state.prefixes, strict=True))}
-    found: dict[int, list[tuple[int, ...]]] = {}
+    result: dict[int, list[tuple[int, ...]]] = {}
     for residual, cut in enumerate(state.cuts.tolist()):
         parts = [[axis for axis in place if CODES[cut[axis]] == dim] for dim in "BTD"]
         rest = [axis for axis in place if CODES[cut[axis]] == "-"]
         for orders in product(*(permutations(part) for part in parts)):
             order = (*chain(*orders), *rest)
-            found.setdefault(tables[residual, _prefixes(cut, order).tobytes()], []).append(order)
-    return found
+            result.setdefault(tables[residual, _prefixes(cut, order).tobytes()], []).append(order)
+    return result
 
 
 def by_place(mesh: Mesh) -> list[int]:
@@ -189,14 +203,14 @@ def by_place(mesh: Mesh) -> list[int]:
 
 def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
     """Which sets of mesh axes are prefixes, dim by dim, of the axes that cut it in this order."""
-    allowed = {0}
+    prefix_sets = {0}
     for dim in sorted(set(cut)):
         if dim != CODES.index("-"):
             axes = [axis for axis in order if cut[axis] == dim]
             prefixes = [sum(1 << a for a in axes[:n]) for n in range(len(axes) + 1)]
-            allowed = {a | p for a in allowed for p in prefixes}
+            prefix_sets = {a | p for a in prefix_sets for p in prefixes}
     table = np.zeros(1 << len(cut), dtype=bool)
-    table[list(allowed)] = True
+    table[list(prefix_sets)] = True
     return table
 
 
@@ -207,7 +221,7 @@ def _cuts_sequence(stored: Stored) -> bool:
 
 def same_mesh(prefill: Sequence[MeshSearch], decode: Sequence[MeshSearch]) -> Iterator[tuple[MeshSearch, MeshSearch]]:
     """The boards of each mesh that both phases have."""
-    for one in prefill:
-        for other in decode:
-            if one.mesh == other.mesh:
-                yield one, other
+    for first in prefill:
+        for second in decode:
+            if first.mesh == second.mesh:
+                yield first, second

@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 def solve_batch(
-    boards: Sequence[MeshSearch], batch: int, seconds: float | None = None, cutoff: bool = True
+    searches: Sequence[MeshSearch], batch: int, seconds: float | None = None, cutoff: bool = True
 ) -> tuple[Choice | None, Proof]:
     """The best layout of one batch on boards that are priced already."""
-    reduced = reduce_blocks(boards, batch, cutoff)
+    reduced = reduce_blocks(searches, batch, cutoff)
     if not reduced.blocks:
         return None, _proof(INFEASIBLE, None, np.inf, 0.0, 0)
-    model = _Model(reduced.blocks, boards[0].problem.usable_bytes, reduced.most_s)
+    model = _Model(reduced.blocks, searches[0].problem.usable_bytes, reduced.most_s)
     if reduced.known is not None:
         model.hint(*_place(reduced))
     model.minimise_seconds()
     ended = run(model.model, seconds)
-    if not ended.found:
+    if not ended.has_solution:
         return _without(ended, reduced, model)
     choice, objective_s = model.choice(ended), ended.objective / model.scale.factor
     if choice.step_s > reduced.most_s * (1 + SLACK) and ended.status == OPTIMAL:
@@ -53,7 +53,7 @@ def solve_batch(
     if abs(choice.step_s - objective_s) > SLACK * choice.step_s:
         raise RuntimeError(f"CP-SAT found {objective_s} s, the tables say {choice.step_s} s: {choice}")
     if ended.status == OPTIMAL:
-        choice = _first_of_ties(boards, reduced, choice)
+        choice = _first_of_ties(searches, reduced, choice)
     return choice, _proof(ended.status, choice.step_s, model.bound_s(ended), ended.wall_s, ended.variables, ended)
 
 
@@ -72,10 +72,15 @@ def _place(reduced: Reduced) -> tuple[int, tuple[int, ...]]:
     """The known layout as places among the blocks that are left, and among their options."""
     assert reduced.known is not None
     block, rows = reduced.known
-    for number, kept in enumerate(reduced.blocks):
-        if kept.board is block.board and (kept.column, kept.state) == (block.column, block.state):
+    for number, block_left in enumerate(reduced.blocks):
+        if block_left.mesh_search is block.mesh_search and (block_left.column, block_left.state) == (
+            block.column,
+            block.state,
+        ):
             names = [int(o.row[row]) for o, row in zip(block.options, rows, strict=True)]
-            return number, tuple(int(np.flatnonzero(o.row == n)[0]) for o, n in zip(kept.options, names, strict=True))
+            return number, tuple(
+                int(np.flatnonzero(o.row == n)[0]) for o, n in zip(block_left.options, names, strict=True)
+            )
     raise RuntimeError("the known layout's block was left out")
 
 
@@ -129,12 +134,16 @@ class _Model:
                 model.add_exactly_one([*literals, z.negated()])
         peaks = [self.bytes.up(o.peak) for o in block.options]
         peak = model.new_int_var(0, max(map(max, peaks)), "")
-        for literals, of in zip(xs, peaks, strict=True):
-            model.add(cp_model.LinearExpr.weighted_sum(literals, of) <= peak)
+        for literals, peak_bytes in zip(xs, peaks, strict=True):
+            model.add(cp_model.LinearExpr.weighted_sum(literals, peak_bytes) <= peak)
         stored = [self.bytes.up(o.stored) for o in block.options]
-        held = self.bytes.up(np.array([block.held]))[0]
-        total = sum(cp_model.LinearExpr.weighted_sum(a, b) for a, b in zip(xs, stored, strict=True)) + peak + held * z
-        if sum(map(max, stored)) + max(map(max, peaks)) + held > self.bytes.down(usable):
+        residual_bytes = self.bytes.up(np.array([block.residual_bytes]))[0]
+        total = (
+            sum(cp_model.LinearExpr.weighted_sum(a, b) for a, b in zip(xs, stored, strict=True))
+            + peak
+            + residual_bytes * z
+        )
+        if sum(map(max, stored)) + max(map(max, peaks)) + residual_bytes > self.bytes.down(usable):
             model.add(total <= self.bytes.down(usable) * z)
         return total
 
@@ -195,22 +204,22 @@ class _Model:
 
 
 def _most_bytes(blocks: Sequence[Block], usable: float) -> float:
-    most = max(sum(float(o.stored.max() + o.peak.max()) for o in b.options) + b.held for b in blocks)
-    return max(1.0, min(most, usable))
+    largest = max(sum(float(o.stored.max() + o.peak.max()) for o in b.options) + b.residual_bytes for b in blocks)
+    return max(1.0, min(largest, usable))
 
 
-def _first_of_ties(boards: Sequence[MeshSearch], reduced: Reduced, best: Choice) -> Choice:
+def _first_of_ties(searches: Sequence[MeshSearch], reduced: Reduced, best: Choice) -> Choice:
     """Of the layouts that take as long as the best (to 12 digits) the first by `order_key`, among all rows."""
     limit_s = best.step_s * (1 + 1e-12)
     blocks = []
     for block in reduced.blocks:
         if block.least_s <= limit_s:
-            again = all_rows(block.board, block.column).block(block.state, limit_s, ties=True)
-            assert again is not None
-            blocks.append(again)
+            block_with_ties = all_rows(block.mesh_search, block.column).block(block.state, limit_s, ties=True)
+            assert block_with_ties is not None
+            blocks.append(block_with_ties)
     if sum(block.size for block in blocks) == len(blocks[0].options):
         return best
-    model = _Model(blocks, boards[0].problem.usable_bytes, limit_s)
+    model = _Model(blocks, searches[0].problem.usable_bytes, limit_s)
     model.limit_seconds(limit_s)
     return _lexicographic(model, best)
 
@@ -246,6 +255,6 @@ def _name_ranks(blocks: Sequence[Block]) -> list[list[list[int]]]:
     result = []
     for i in range(len(blocks[0].options)):
         names = [[block.name(i, row) for row in range(len(block.options[i].row))] for block in blocks]
-        order = {name: n for n, name in enumerate(sorted({name for of in names for name in of}))}
-        result.append([[order[name] for name in of] for of in names])
+        order = {name: n for n, name in enumerate(sorted({name for block_names in names for name in block_names}))}
+        result.append([[order[name] for name in block_names] for block_names in names])
     return result

@@ -63,7 +63,7 @@ class Ended:
     solver: cp_model.CpSolver
 
     @property
-    def found(self) -> bool:
+    def has_solution(self) -> bool:
         """Whether there is a solution."""
         return self.status in (OPTIMAL, FEASIBLE)
 
@@ -73,7 +73,7 @@ class Ended:
 
     def values(self, variables: Sequence[cp_model.IntVar]) -> tuple[int, ...] | None:
         """The solution's values of these; None where there is no solution."""
-        return tuple(self.solver.value(one) for one in variables) if self.found else None
+        return tuple(self.solver.value(variable) for variable in variables) if self.has_solution else None
 
 
 def run(
@@ -117,10 +117,10 @@ def run(
     if not codes or codes[0] not in names:
         raise RuntimeError(f"CP-SAT rejects the model: {model.validate() or 'no reason given'}")
     status = names[codes[0]]
-    known = status in (OPTIMAL, FEASIBLE)
+    has_solution = status in (OPTIMAL, FEASIBLE)
     return Ended(
         status,
-        solver.objective_value if known else np.inf,
+        solver.objective_value if has_solution else np.inf,
         solver.best_objective_bound,
         solver.wall_time,
         len(model.proto.variables),

@@ -35,12 +35,12 @@ class SortedAxes:
     """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
 
     letters: Axes
-    face: str
+    residual_dim: str
 
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[SortedAxes, ...], ...]:
-    return tuple(tuple(SortedAxes(letters, face) for letters, face in runs) for runs in axis_runs(program, tensor))
+    return tuple(tuple(SortedAxes(letters, dim) for letters, dim in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
@@ -52,66 +52,68 @@ def weight_types(program: Program) -> tuple[Tensor, ...]:
 class Specs:
     """Specs of a component's rows at one padded batch. `caches`: also of the caches, the sequence last."""
 
-    joined: ComponentRows
+    component_rows: ComponentRows
     sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
     caches: bool
 
     def stored(self, row: int, residual: Sequence[int]) -> Stored:
         """The groups of mesh axes that cut each dim of each weight; `residual`: what each mesh axis cuts there."""
-        table_number, at = int(self.joined.table_of[row]), int(self.joined.row_of[row])
-        table = self.joined.tables[table_number]
-        plays: dict[str, list[int]] = {}
-        for axis, choice in enumerate(table.rows[at].tolist()):
-            plays.setdefault(table.choices[choice], []).append(axis)
-        found = []
+        table_number, table_row = int(self.component_rows.table_of[row]), int(self.component_rows.row_of[row])
+        table = self.component_rows.tables[table_number]
+        axes_of_role: dict[str, list[int]] = {}
+        for axis, choice in enumerate(table.rows[table_row].tolist()):
+            axes_of_role.setdefault(table.choices[choice], []).append(axis)
+        tensors = []
         for part, sizes in zip(table.body.parts, self.sizes[table_number], strict=True):
             for t in weight_types(part.program):
-                shape = tuple(int(sizes[d.name][at]) for d in t.dims)
-                found.append((t.name, shape, self._cuts(part.program, t, plays, residual)))
+                shape = tuple(int(sizes[d.name][table_row]) for d in t.dims)
+                tensors.append((t.name, shape, self._cuts(part.program, t, axes_of_role, residual)))
             for t in part.program.caches if self.caches else ():
-                cuts = dict(zip(t.names, self._cuts(part.program, t, plays, residual), strict=True))
-                found.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
-        return tuple(sorted(found))
+                cuts = dict(zip(t.names, self._cuts(part.program, t, axes_of_role, residual), strict=True))
+                tensors.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
+        return tuple(sorted(tensors))
 
     @staticmethod
-    def _cuts(program: Program, t: Tensor, plays: dict[str, list[int]], residual: Sequence[int]) -> tuple[Groups, ...]:
-        return tuple(_groups(runs, plays, residual) for runs in _runs(program, t))
+    def _cuts(
+        program: Program, t: Tensor, axes_of_role: dict[str, list[int]], residual: Sequence[int]
+    ) -> tuple[Groups, ...]:
+        return tuple(_groups(runs, axes_of_role, residual) for runs in _runs(program, t))
 
 
-def _groups(runs: Sequence[SortedAxes], plays: dict[str, list[int]], residual: Sequence[int]) -> Groups:
-    found = []
+def _groups(runs: Sequence[SortedAxes], axes_of_role: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+    groups = []
     for run in runs:
-        axes = sorted(axis for letter in run.letters for axis in plays.get(letter, ()))
-        if run.face:
-            cut = [axis for axis in axes if CODES[residual[axis]] == run.face]
-            found += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
+        axes = sorted(axis for letter in run.letters for axis in axes_of_role.get(letter, ()))
+        if run.residual_dim:
+            cut = [axis for axis in axes if CODES[residual[axis]] == run.residual_dim]
+            groups += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
         else:
-            found += [tuple(sorted(plays.get(letter, ()))) for letter in run.letters]
-    return tuple(group for group in found if group)
+            groups += [tuple(sorted(axes_of_role.get(letter, ()))) for letter in run.letters]
+    return tuple(group for group in groups if group)
 
 
-def specs_of(joined: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
+def specs_of(component_rows: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
     """The specs of a component on one mesh at one of its padded batches."""
     sizes = []
-    for table in joined.tables:
+    for table in component_rows.tables:
         masks = masks_of(table.rows, table.choices)
-        fits = [fit_part(part, joined.component, rates, masks, batches) for part in table.body.parts]
+        fits = [fit_part(part, component_rows.component, rates, masks, batches) for part in table.body.parts]
         shape = (len(table.rows), batches.shape[1])
         sizes.append([{n: np.broadcast_to(size, shape)[:, column] for n, size in f.sizes.items()} for f in fits])
-    return Specs(joined, sizes, caches)
+    return Specs(component_rows, sizes, caches)
 
 
-def weights_of(joined: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
+def weights_of(component_rows: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
     """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
-    found = []
-    for table in joined.tables:
+    per_table = []
+    for table in component_rows.tables:
         masks, total = masks_of(table.rows, table.choices), np.zeros((len(table.rows), batches.shape[1]))
         for number, part in enumerate(table.body.parts):
-            if not (joined.component.tied and number):
-                sizes = fit_part(part, joined.component, rates, masks, batches).sizes
-                total = total + joined.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
-        found.append(total[:, column])
-    return np.concatenate(found)
+            if not (component_rows.component.tied and number):
+                sizes = fit_part(part, component_rows.component, rates, masks, batches).sizes
+                total = total + component_rows.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
+        per_table.append(total[:, column])
+    return np.concatenate(per_table)
 
 
 def unordered(stored: Stored) -> Stored:

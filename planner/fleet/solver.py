@@ -115,7 +115,7 @@ def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
     if found.status == OPTIMAL:
         counts = counts if found.interrupted else fleets.break_ties(counts)
     else:
-        bound_of_solver = Fraction(ceil(found.bound)) if found.found else Fraction(0)
+        bound_of_solver = Fraction(ceil(found.bound)) if found.has_solution else Fraction(0)
         least = max(least_cost(problem), bound_of_solver / whole.cost_scale)
         bound = min(cost, whole_cost(problem, least))
     proof = FleetProof(

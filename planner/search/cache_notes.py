@@ -61,33 +61,33 @@ def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], ch
         return None
     study = _Study(problem, model, programs, plan.batch)
     copies = cache_copies(plan)
-    mine = (choice, from_choice(choice, problem))
+    chosen = (choice, from_choice(choice, problem))
     if copies > 1:
-        return _note_of_copies(study, plan, mine, copies)
-    return _note_of_one_copy(study, plan, mine)
+        return _note_of_copies(study, plan, chosen, copies)
+    return _note_of_one_copy(study, plan, chosen)
 
 
-def _note_of_copies(study: _Study, plan: Plan, mine: tuple[Choice, BoundLayout], copies: int) -> str:
-    says = f"KV cache: each entry is held on {copies} devices"
+def _note_of_copies(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout], copies: int) -> str:
+    note = f"KV cache: each entry is held on {copies} devices"
     other = study.best(plan.context, fixed=True)
     if other is None:
-        return f"{says}; no layout that holds it once fits"
+        return f"{note}; no layout that holds it once fits"
     slower = other[0].step_s / plan.cost.step_s - 1
-    switch = _switch(study, mine, other, plan.context, LONGEST_CONTEXT)
+    switch = _switch(study, chosen, other, plan.context, LONGEST_CONTEXT)
     until = f"from context {switch} on it is the faster one" if switch else "it stays slower at any context that fits"
-    return f"{says}; the best layout that holds it once is {slower:.2%} slower here: {until}"
+    return f"{note}; the best layout that holds it once is {slower:.2%} slower here: {until}"
 
 
-def _note_of_one_copy(study: _Study, plan: Plan, mine: tuple[Choice, BoundLayout]) -> str:
-    says = "KV cache: no entry is held twice"
+def _note_of_one_copy(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout]) -> str:
+    note = "KV cache: no entry is held twice"
     short = study.best(SHORT_CONTEXT) if plan.context > SHORT_CONTEXT else None
     if short is None:
-        return says
+        return note
     copies = cache_copies(study.price(short[1], short[0].padded_batch, SHORT_CONTEXT))
-    switch = _switch(study, short, mine, SHORT_CONTEXT, plan.context) if copies > 1 else None
+    switch = _switch(study, short, chosen, SHORT_CONTEXT, plan.context) if copies > 1 else None
     if not switch:
-        return f"{says}, and at batch {plan.batch} copies do not pay at any shorter context either"
-    return f"{says}; below context {switch} a layout that holds it on {copies} devices is faster"
+        return f"{note}, and at batch {plan.batch} copies do not pay at any shorter context either"
+    return f"{note}; below context {switch} a layout that holds it on {copies} devices is faster"
 
 
 def _switch(
@@ -96,8 +96,8 @@ def _switch(
     """The least context at which the layout with one copy is the faster of the two; None if there is none."""
 
     def single_wins(context: int) -> bool:
-        one, other = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
-        return one < other
+        single_s, copied_s = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
+        return single_s < copied_s
 
     return _bisect(single_wins, low, high)
 
@@ -117,11 +117,11 @@ def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str, dict[int, frozenset[str]]]:
     """Roles that cut the cache, for every axis of every component that has one."""
-    found = {name: dict(axes) for name, axes in problem.fixed.items()}
+    result = {name: dict(axes) for name, axes in problem.fixed.items()}
     for component in parts:
         roles = {b.role_name(axis) for b in component.bodies for t in b.caches for d in t.dims for axis in d.axes}
         if roles:
             for axis in range(len(problem.slice_.axes)):
-                before = found.setdefault(component.name, {}).get(axis)
-                found[component.name][axis] = frozenset(roles if before is None else roles & before)
-    return found
+                before = result.setdefault(component.name, {}).get(axis)
+                result[component.name][axis] = frozenset(roles if before is None else roles & before)
+    return result

@@ -86,10 +86,10 @@ def price_candidate(candidate: Candidate, query: Query) -> Plan:
         choice.padded_batch,
         problem.fast,
     )
-    for name, mine, theirs in (
+    for name, plain, searched in (
         ("step_s", plan.cost.step_s, choice.step_s),
         ("total_bytes", plan.memory.total_bytes, choice.total_bytes),
     ):
-        if abs(mine - theirs) > 1e-9 * max(mine, theirs):
-            raise RuntimeError(f"the search priced {name} at {theirs}, the plain cost function at {mine}: {choice}")
+        if abs(plain - searched) > 1e-9 * max(plain, searched):
+            raise RuntimeError(f"the search priced {name} at {searched}, the plain cost function at {plain}: {choice}")
     return plan

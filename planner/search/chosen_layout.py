@@ -12,13 +12,13 @@ def from_choice(choice: Choice, problem: Problem) -> BoundLayout:
     groups: dict[tuple[str, tuple[str, ...]], list[Piece]] = {}
     for i, piece in enumerate(choice.mesh):
         groups.setdefault((choice.residual[i], tuple(p.axes[i] for p in choice.picks)), []).append(piece)
-    found = sorted(groups.items(), key=lambda item: _by_place(item[1]))
+    mesh_axes = sorted(groups.items(), key=lambda item: _by_place(item[1]))
     assigned = [
-        Assigned(c, c.body(pick.body), tuple(roles[n] for (_, roles), _ in found))
+        Assigned(c, c.body(pick.body), tuple(roles[n] for (_, roles), _ in mesh_axes))
         for n, (c, pick) in enumerate(zip(problem.components, choice.picks, strict=True))
     ]
-    pieces = [sorted(p, key=lambda x: (x.axis, -x.stride)) for _, p in found]
-    return lay_out(mesh_of(problem.slice_, pieces), [cut for (cut, _), _ in found], assigned)
+    pieces = [sorted(p, key=lambda x: (x.axis, -x.stride)) for _, p in mesh_axes]
+    return lay_out(mesh_of(problem.slice_, pieces), [cut for (cut, _), _ in mesh_axes], assigned)
 
 
 def _by_place(pieces: list[Piece]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class ComponentRows:
     hops_hidden_s: Floats
     reads_full_s: Floats
     stored_bytes: Floats
-    face: Ints
+    boundary: Ints
     reads: Ints
     gives: Ints
     columns: Ints
@@ -56,19 +56,21 @@ class ComponentRows:
     @cached_property
     def peak_bytes(self) -> Floats:
         """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
-        found = np.empty(self.reads_full_s.shape)
+        result = np.empty(self.reads_full_s.shape)
         for number, table in enumerate(self.tables):
-            mine = np.flatnonzero(self.table_of == number)
-            found[mine] = table.peak_bytes(self.row_of[mine], self.columns)
-        return found
+            rows = np.flatnonzero(self.table_of == number)
+            result[rows] = table.peak_bytes(self.row_of[rows], self.columns)
+        return result
 
     @cached_property
-    def least(self) -> tuple[Floats, Floats]:
+    def least_seconds(self) -> tuple[Floats, Floats]:
         """[faces, columns]: the least early and late seconds of one layer, without glue."""
-        order = np.argsort(self.face, kind="stable")
-        starts = np.searchsorted(self.face[order], np.arange(len(self.reads)))
-        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s))
-        return early, late
+        order = np.argsort(self.boundary, kind="stable")
+        starts = np.searchsorted(self.boundary[order], np.arange(len(self.reads)))
+        hops_hidden_s, reads_full_s = (
+            np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s)
+        )
+        return hops_hidden_s, reads_full_s
 
     @cached_property
     def least_reads_full_s(self) -> Floats:
@@ -82,7 +84,7 @@ class ComponentRows:
 
     def take(self, rows: Ints, columns: Ints) -> ComponentRows:
         """These rows and columns only."""
-        faces, face = np.unique(self.face[rows], return_inverse=True)
+        boundaries, boundary = np.unique(self.boundary[rows], return_inverse=True)
         taken = ComponentRows(
             self.component,
             self.tables,
@@ -91,9 +93,9 @@ class ComponentRows:
             self.hops_hidden_s[rows][:, columns],
             self.reads_full_s[rows][:, columns],
             self.stored_bytes[rows][:, columns],
-            face.reshape(-1),
-            self.reads[faces],
-            self.gives[faces],
+            boundary.reshape(-1),
+            self.reads[boundaries],
+            self.gives[boundaries],
             self.columns[columns],
         )
         if "peak_bytes" in vars(self):
@@ -103,18 +105,18 @@ class ComponentRows:
 
 def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | None:
     """Flatten the tables of a component's bodies; None where no assignment is possible."""
-    faces, rows, numbers = [], [], []
+    boundaries, rows, numbers = [], [], []
     for number, table in enumerate(tables):
         reads = np.array([READ[table.body.reads(a)] for a in table.choices])[table.rows]
         gives = np.array([GIVE[table.body.gives(a)] for a in table.choices])[table.rows]
-        faces.append(np.concatenate([reads, gives], axis=1))
+        boundaries.append(np.concatenate([reads, gives], axis=1))
         rows.append(np.arange(len(table.rows)))
         numbers.append(np.full(len(table.rows), number))
-    face = np.concatenate(faces)
-    if not len(face):
+    all_boundaries = np.concatenate(boundaries)
+    if not len(all_boundaries):
         return None
-    unique, inverse = unique_rows(face)
-    axes = face.shape[1] // 2
+    unique, inverse = unique_rows(all_boundaries)
+    axes = all_boundaries.shape[1] // 2
     runs = [t.ok & np.isfinite(t.step_s) for t in tables]
     waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
     return ComponentRows(
@@ -132,25 +134,25 @@ def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | 
     )
 
 
-def _less(seconds: Floats, hidden: Floats, possible: NDArray[np.bool_]) -> Floats:
-    return np.asarray(np.subtract(seconds, hidden, out=np.full(possible.shape, np.inf), where=possible))
+def _less(seconds: Floats, hidden_s: Floats, possible: NDArray[np.bool_]) -> Floats:
+    return np.asarray(np.subtract(seconds, hidden_s, out=np.full(possible.shape, np.inf), where=possible))
 
 
-def unique_rows(face: Ints) -> tuple[Ints, Ints]:
+def unique_rows(boundaries: Ints) -> tuple[Ints, Ints]:
     """The different rows of codes, and which of them each row is."""
-    codes = face @ (5 ** np.arange(face.shape[1], dtype=np.int64))
+    codes = boundaries @ (5 ** np.arange(boundaries.shape[1], dtype=np.int64))
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return face[first], inverse.reshape(-1)
+    return boundaries[first], inverse.reshape(-1)
 
 
-def prefix_masks(joined: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
+def prefix_masks(component_rows: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
     """[faces, residuals]: sets of axes that must be prefixes of the residual's order.
 
     They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.
     """
     bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
     cut = (cuts != READ["-"])[None]
-    reads, gives = joined.reads[:, None, :], joined.gives[:, None, :]
+    reads, gives = component_rows.reads[:, None, :], component_rows.gives[:, None, :]
     codes = np.array([READ.get(code, -1) for code in GIVEN])
     return (
         (((reads == cuts[None]) & cut) * bits).sum(-1),

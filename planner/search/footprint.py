@@ -72,12 +72,12 @@ class Footprints:
         for mesh in list(self.order):
             if dominated(value, key, self.unfit.setdefault(mesh, [])):
                 continue
-            found = need_of(problem, mesh, pairs)
-            least_bytes = min(least_bytes, found.least_bytes)
-            if found.fits:
+            need = need_of(problem, mesh, pairs)
+            least_bytes = min(least_bytes, need.least_bytes)
+            if need.fits:
                 self.order.remove(mesh)
                 self.order.insert(0, mesh)
-                return Need(found.choice, least_bytes)
+                return Need(need.choice, least_bytes)
             if value:
                 self.unfit[mesh].append((value, key))
         return Need(None, least_bytes)
@@ -90,24 +90,24 @@ def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
     """The same on one mesh."""
-    board = mesh_search_of(problem, mesh, pairs, SearchResult())
-    if board is None:
+    mesh_search = mesh_search_of(problem, mesh, pairs, SearchResult())
+    if mesh_search is None:
         return Need(None, inf)
-    memory = _Memory(board)
+    memory = _Memory(mesh_search)
     least_bytes = inf
     for column in range(len(pairs)):
-        found = memory.need(column)
-        if found.fits:
-            return found
-        least_bytes = min(least_bytes, found.least_bytes)
+        need = memory.need(column)
+        if need.fits:
+            return need
+        least_bytes = min(least_bytes, need.least_bytes)
     return Need(None, least_bytes)
 
 
 class _Memory:
     """What layouts of a board need; columns are batches."""
 
-    def __init__(self, board: MeshSearch) -> None:
-        self.board, self.joined, self.states = board, board.joined, board.state
+    def __init__(self, mesh_search: MeshSearch) -> None:
+        self.mesh_search, self.components, self.states = mesh_search, mesh_search.components, mesh_search.state
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
 
     def need(self, column: int) -> Need:
@@ -115,80 +115,84 @@ class _Memory:
 
         The glue is asked only where memory would do; without it, bytes are still a lower bound.
         """
-        usable_bytes, residual_bytes = self.board.problem.usable_bytes, self.board.residual_bytes[:, column]
-        stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.joined)
-        peak = max(_least(j.peak_bytes[:, column], j.possible[:, column]) for j in self.joined)
+        usable_bytes, residual_bytes = self.mesh_search.problem.usable_bytes, self.mesh_search.residual_bytes[:, column]
+        stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.components)
+        peak = max(_least(j.peak_bytes[:, column], j.possible[:, column]) for j in self.components)
         least_bytes = stored + peak + float(residual_bytes.min())
-        kept = np.flatnonzero(stored + peak + residual_bytes <= usable_bytes)
-        if not len(kept):
+        possible = np.flatnonzero(stored + peak + residual_bytes <= usable_bytes)
+        if not len(possible):
             return Need(None, least_bytes)
-        state, beside = self.states.take(kept), residual_bytes[kept]
+        state, stream_bytes = self.states.take(possible), residual_bytes[possible]
         limits = self._limits(column, peak)
-        tables = [_stored_within(j, column, limits) for j in self.joined]
-        faces = [_prefixed(j, state) for j in self.joined]
-        bounds = beside[state.residual] + peak
-        for table, allowed in zip(tables, faces, strict=True):
+        tables = [_stored_within(j, column, limits) for j in self.components]
+        allowed_boundaries = [_prefixed(j, state) for j in self.components]
+        bounds = stream_bytes[state.residual] + peak
+        for table, allowed in zip(tables, allowed_boundaries, strict=True):
             bounds = bounds + np.where(allowed, table[:, -1], inf).min(axis=1)
-        least_bytes = float(np.delete(stored + peak + residual_bytes, kept).min(initial=inf))
+        least_bytes = float(np.delete(stored + peak + residual_bytes, possible).min(initial=inf))
         for n in np.argsort(bounds, kind="stable"):
             if bounds[n] >= least_bytes:
                 break
-            residual, chosen = int(state.residual[n]), [of[n] for of in faces]
+            residual, chosen = int(state.residual[n]), [masks[n] for masks in allowed_boundaries]
             limit, nbytes = _least_within(tables, chosen, limits)
-            if nbytes <= usable_bytes - beside[residual]:
-                meets = self._meets(int(kept[residual]), column)
+            if nbytes <= usable_bytes - stream_bytes[residual]:
+                meets = self._meets(int(possible[residual]), column)
                 chosen = [a & b for a, b in zip(chosen, meets, strict=True)]
                 limit, nbytes = _least_within(tables, chosen, limits)
-                if nbytes <= usable_bytes - beside[residual]:
-                    cuts, total_bytes = state.cuts[residual], nbytes + float(beside[residual])
+                if nbytes <= usable_bytes - stream_bytes[residual]:
+                    cuts, total_bytes = state.cuts[residual], nbytes + float(stream_bytes[residual])
                     choice = self._choice(cuts, chosen, float(limits[limit]), column, total_bytes)
                     return Need(choice, min(least_bytes, total_bytes))
-            least_bytes = min(least_bytes, nbytes + float(beside[residual]))
+            least_bytes = min(least_bytes, nbytes + float(stream_bytes[residual]))
         return Need(None, least_bytes)
 
     def _choice(
-        self, cuts: Ints, faces: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
+        self, cuts: Ints, allowed_boundaries: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
     ) -> Choice:
         """The assignments of these faces that store the least within a limit of working sets."""
         picks = []
-        for joined, allowed in zip(self.joined, faces, strict=True):
-            rows = np.flatnonzero(joined.possible[:, column] & allowed[joined.face])
-            rows = rows[joined.peak_bytes[rows, column] <= limit]
-            row = int(rows[joined.stored_bytes[rows, column].argmin()])
-            picks.append(joined.pick(row))
+        for component_rows, allowed in zip(self.components, allowed_boundaries, strict=True):
+            rows = np.flatnonzero(component_rows.possible[:, column] & allowed[component_rows.boundary])
+            rows = rows[component_rows.peak_bytes[rows, column] <= limit]
+            row = int(rows[component_rows.stored_bytes[rows, column].argmin()])
+            picks.append(component_rows.pick(row))
         residual = tuple(CODES[code] for code in cuts)
-        return Choice(self.board.mesh, residual, tuple(picks), *self.board.pairs[column], nan, total_bytes)
+        return Choice(self.mesh_search.mesh, residual, tuple(picks), *self.mesh_search.pairs[column], nan, total_bytes)
 
     def _limits(self, column: int, least: float) -> Floats:
         """Working sets that may be a fitting layout's largest: those of assignments, in order."""
-        peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.joined])
-        return np.unique(peaks[(peaks >= least) & (peaks <= self.board.problem.usable_bytes)])
+        peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.components])
+        return np.unique(peaks[(peaks >= least) & (peaks <= self.mesh_search.problem.usable_bytes)])
 
     def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
         """For each component [faces]: whether there is glue between the face and this residual."""
         if (residual, column) not in self.met:
             cuts, none = self.states.cuts[residual : residual + 1], np.zeros(0, dtype=np.int64)
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
-            board, problem = self.board, self.board.problem
-            batches = board.batches[:, column : column + 1]
-            glue, _ = price_reshards(self.joined, state, problem.work.phase, board.rates, problem.fast, batches)
-            self.met[residual, column] = [np.isfinite(one.of(0, 0)[1]) for one in glue]
+            mesh_search, problem = self.mesh_search, self.mesh_search.problem
+            batches = mesh_search.batches[:, column : column + 1]
+            reshards, _ = price_reshards(
+                self.components, state, problem.work.phase, mesh_search.rates, problem.fast, batches
+            )
+            self.met[residual, column] = [np.isfinite(costs.seconds(0, 0)[1]) for costs in reshards]
         return self.met[residual, column]
 
 
-def _least_within(tables: Sequence[Floats], faces: Sequence[NDArray[np.bool_]], limits: Floats) -> tuple[int, float]:
+def _least_within(
+    tables: Sequence[Floats], allowed_boundaries: Sequence[NDArray[np.bool_]], limits: Floats
+) -> tuple[int, float]:
     """At which limit of working sets one allowed face of each component takes the least bytes, and how many."""
-    if not all(allowed.any() for allowed in faces):
+    if not all(allowed.any() for allowed in allowed_boundaries):
         return 0, inf
-    needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, faces, strict=True))
+    needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, allowed_boundaries, strict=True))
     place = int(needs.argmin())
     return place, float(needs[place])
 
 
-def _prefixed(joined: ComponentRows, state: States) -> NDArray[np.bool_]:
+def _prefixed(component_rows: ComponentRows, state: States) -> NDArray[np.bool_]:
     """[states, faces]: whether the axes that a face keeps are prefixes of the residual's order."""
     rows = np.arange(len(state.residual))[:, None]
-    masks = prefix_masks(joined, state.cuts)
+    masks = prefix_masks(component_rows, state.cuts)
     return np.asarray(np.logical_and.reduce([state.prefixes[rows, mask.T[state.residual]] for mask in masks]))
 
 
@@ -196,10 +200,10 @@ def _least(values: Floats, possible: NDArray[np.bool_]) -> float:
     return float(values[possible].min()) if possible.any() else inf
 
 
-def _stored_within(joined: ComponentRows, column: int, limits: Floats) -> Floats:
+def _stored_within(component_rows: ComponentRows, column: int, limits: Floats) -> Floats:
     """[faces, limits]: the least stored bytes of a face's assignments whose working set is within the limit."""
-    stored = np.full((len(joined.reads), len(limits)), inf)
-    rows = np.flatnonzero(joined.possible[:, column] & (joined.peak_bytes[:, column] <= limits[-1]))
-    place = np.searchsorted(limits, joined.peak_bytes[rows, column])
-    np.minimum.at(stored, (joined.face[rows], place), joined.stored_bytes[rows, column])
+    stored = np.full((len(component_rows.reads), len(limits)), inf)
+    rows = np.flatnonzero(component_rows.possible[:, column] & (component_rows.peak_bytes[:, column] <= limits[-1]))
+    place = np.searchsorted(limits, component_rows.peak_bytes[rows, column])
+    np.minimum.at(stored, (component_rows.boundary[rows], place), component_rows.stored_bytes[rows, column])
     return np.asarray(np.minimum.accumulate(stored, axis=1))

@@ -85,13 +85,13 @@ def context_key(query: Query, slice_: Slice) -> KeyOf:
     """The cuts of tokens and cached positions that a context admits."""
     parts, ways = components(query.model, query.work, query.programs), _divisors(slice_.devices)
     windows = sorted({group.attention.window or LARGEST_CONTEXT for group in query.model.groups})
-    exact = query.work.phase == "prefill" or any(_cuts_exactly(one) for one in parts)
+    cuts_exactly = query.work.phase == "prefill" or any(_cuts_exactly(component) for component in parts)
 
     def key(context: int) -> Key:
-        held = [(window, min(context, window)) for window in windows]
-        padded = {(window, w) for window, h in held for w in ways if -(-h // w) * w <= LARGEST_PADDING * h}
-        whole = {(window, w, "whole") for window, h in (*held, (0, context)) for w in ways if h % w == 0}
-        return frozenset(padded | whole if exact else padded)
+        positions = [(window, min(context, window)) for window in windows]
+        padded_ways = {(window, w) for window, h in positions for w in ways if -(-h // w) * w <= LARGEST_PADDING * h}
+        exact_ways = {(window, w, "whole") for window, h in (*positions, (0, context)) for w in ways if h % w == 0}
+        return frozenset(padded_ways | exact_ways if cuts_exactly else padded_ways)
 
     return key
 
@@ -110,12 +110,12 @@ def _cuts_exactly(component: Component) -> bool:
     )
 
 
-def largest(devices: int, most: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
+def largest(devices: int, limit: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
     """The largest number from 1 to `most` that fits; `key`: see the module. None: none does."""
     search = _Probes(probe, key, usable_bytes)
-    base = search.last(range(devices, most + 1, devices), 0)
+    base = search.last(range(devices, limit + 1, devices), 0)
     classes = defaultdict[Key, list[int]](list)
-    for value in range(base + 1, min(base + devices, most + 1)):
+    for value in range(base + 1, min(base + devices, limit + 1)):
         classes[key(value)].append(value)
     best = base
     for members in sorted(classes.values(), key=lambda values: (-len(key(values[0])), values[0])):
@@ -169,5 +169,5 @@ class _Probes:
             return (low + high) // 2
         if y == Y:
             return high - 1 if self.usable_bytes >= Y else low + 1
-        ends = X + (self.usable_bytes - Y) * (X - x) / (Y - y)
-        return min(max(bisect_right(values, ends) - 1, low + 1), high - 1)
+        crossing = X + (self.usable_bytes - Y) * (X - x) / (Y - y)
+        return min(max(bisect_right(values, crossing) - 1, low + 1), high - 1)

@@ -40,14 +40,14 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
     for choice in _choices([sizes[i] for i in real], how, slice_.chips <= SMALL_CHIPS):
         mesh = tuple(_pieces(dict(zip(real, choice, strict=True))))
         seen.setdefault(_symmetric(slice_, real, choice), mesh)
-    found = tuple(seen.values())
-    if len(found[0]) > MOST_AXES_OF_ALL:
+    result = tuple(seen.values())
+    if len(result[0]) > MOST_AXES_OF_ALL:
         raise InputError(
-            f"cuts {how}: {slice_.name} would have {len(found[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
+            f"cuts {how}: {slice_.name} would have {len(result[0])} mesh axes, of at most {MOST_AXES_OF_ALL}; "
             "expected a smaller slice, such as one of 64 chips",
             "cuts",
         )
-    return found
+    return result
 
 
 def most_roles(mesh: Mesh, how: str) -> int | None:
@@ -62,9 +62,9 @@ def _choices(sizes: Sequence[int], how: str, small: bool) -> Iterator[tuple[tupl
     elif how == ALL:
         yield from product(*(sorted(set(permutations(_primes(size)))) for size in sizes))
     else:
-        most, pieces = (MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL) if small and how == TWO else (MOST_AXES, 2)
+        most_axes, pieces = (MOST_AXES_OF_SMALL, MOST_PIECES_OF_SMALL) if small and how == TWO else (MOST_AXES, 2)
         options = list(product(*([*_cuts(size, pieces)] for size in sizes)))
-        finest = max(n for n in map(_count, options) if n <= max(most, len(sizes)))
+        finest = max(n for n in map(_count, options) if n <= max(most_axes, len(sizes)))
         yield from (choice for choice in options if _count(choice) == finest)
 
 
@@ -89,12 +89,12 @@ def _primes(size: int) -> tuple[int, ...]:
     >>> _primes(12)
     (2, 2, 3)
     """
-    found = []
+    primes = []
     for prime in range(2, size + 1):
         while size % prime == 0:
-            found.append(prime)
+            primes.append(prime)
             size //= prime
-    return tuple(found)
+    return tuple(primes)
 
 
 def _pieces(choice: dict[int, tuple[int, ...]]) -> Iterator[Piece]:

@@ -23,12 +23,12 @@ def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]
     >>> undominated([(1, 9), (2, 9), (2, 5), (3, 6)], lambda pair: pair)
     [(1, 9), (2, 5)]
     """
-    kept: list[tuple[Item, Sequence[float]]] = []
+    front: list[tuple[Item, Sequence[float]]] = []
     for item in items:
-        mine = values(item)
-        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) for _, other in kept):
-            kept.append((item, mine))
-    return [item for item, _ in kept]
+        value = values(item)
+        if not any(all(a <= b for a, b in zip(other, value, strict=True)) for _, other in front):
+            front.append((item, value))
+    return [item for item, _ in front]
 
 
 @dataclass(frozen=True)
@@ -49,75 +49,92 @@ class StateRows:
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
     def front(
-        self, top: int, face: Ints | None = None, safe: float = -np.inf, early: Floats | None = None
+        self, top: int, boundary: Ints | None = None, safe: float = -np.inf, hops_hidden_s: Floats | None = None
     ) -> StateRows:
         """Those that fewer than `top` others (of their face) beat in seconds (early ones too), stored and peak bytes.
 
         Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
         """
-        face = np.zeros(len(self.row), dtype=np.int64) if face is None else face
+        boundary = np.zeros(len(self.row), dtype=np.int64) if boundary is None else boundary
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
         ties = self.row if self.row.ndim == 1 else np.arange(len(self.row))
-        early = np.zeros(len(self.row)) if early is None else early
+        hops_hidden_s = np.zeros(len(self.row)) if hops_hidden_s is None else hops_hidden_s
         if top == 1:
-            return self.take(_unbeaten(face, self.seconds, early, stored, peak, (self.stored, self.peak, ties)))
-        order = np.lexsort((ties, self.peak, self.stored, early, self.seconds, face))
-        order = order[_beaten_by_the_fastest(face[order], [x[order] for x in (early, stored, peak)], top) < top]
-        kept: list[int] = []
-        last, near = -1, list[tuple[float, float, float]]()
-        columns = (x[order].tolist() for x in (face, early, stored, peak))
+            return self.take(
+                _unbeaten(boundary, self.seconds, hops_hidden_s, stored, peak, (self.stored, self.peak, ties))
+            )
+        order = np.lexsort((ties, self.peak, self.stored, hops_hidden_s, self.seconds, boundary))
+        order = order[
+            _beaten_by_the_fastest(boundary[order], [x[order] for x in (hops_hidden_s, stored, peak)], top) < top
+        ]
+        front: list[int] = []
+        last, rivals = -1, list[tuple[float, float, float]]()
+        columns = (x[order].tolist() for x in (boundary, hops_hidden_s, stored, peak))
         for n, f, e, s, p in zip(order.tolist(), *columns, strict=True):
             if f != last:
-                last, near = f, []
-            if _fewer_beat(near, e, s, p, top):
-                near.append((e, s, p))
-                kept.append(n)
-        return self.take(np.array(kept, dtype=np.int64))
+                last, rivals = f, []
+            if _fewer_beat(rivals, e, s, p, top):
+                rivals.append((e, s, p))
+                front.append(n)
+        return self.take(np.array(front, dtype=np.int64))
 
 
 def _unbeaten(
-    face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats, ties: tuple[Floats, Floats, Ints]
+    boundary: Ints,
+    seconds: Floats,
+    hops_hidden_s: Floats,
+    stored: Floats,
+    peak: Floats,
+    ties: tuple[Floats, Floats, Ints],
 ) -> Ints:
     """The rows that no other of their face beats, by face and then seconds, in rounds.
 
     Each round keeps the fastest row that is left of every face, and drops what it beats.
     """
-    left = _not_beaten_by_the_fastest(face, seconds, early, stored, peak)
-    left = left[np.lexsort([x[left] for x in (*ties[::-1], early, seconds, face)])]
-    place, kept = np.arange(len(left)), []
+    left = _not_beaten_by_the_fastest(boundary, seconds, hops_hidden_s, stored, peak)
+    left = left[np.lexsort([x[left] for x in (*ties[::-1], hops_hidden_s, seconds, boundary)])]
+    place, front = np.arange(len(left)), []
     while len(place):
         rows = left[place]
-        first = np.searchsorted(face[rows], face[rows])
+        first = np.searchsorted(boundary[rows], boundary[rows])
         best = rows[first]
-        beaten = np.logical_and.reduce([x[rows] >= x[best] for x in (early, stored, peak)])
-        kept.append(place[first == np.arange(len(first))])
+        beaten = np.logical_and.reduce([x[rows] >= x[best] for x in (hops_hidden_s, stored, peak)])
+        front.append(place[first == np.arange(len(first))])
         place = place[~beaten]
-    return np.asarray(left[np.sort(np.concatenate(kept))] if kept else left)
+    return np.asarray(left[np.sort(np.concatenate(front))] if front else left)
 
 
-def _not_beaten_by_the_fastest(face: Ints, seconds: Floats, early: Floats, stored: Floats, peak: Floats) -> Ints:
+def _not_beaten_by_the_fastest(
+    boundary: Ints, seconds: Floats, hops_hidden_s: Floats, stored: Floats, peak: Floats
+) -> Ints:
     """The rows but for those that a faster one, the first of the fastest of their face, beats in everything."""
-    order = np.lexsort((seconds, face))
-    in_order = face[order]
+    order = np.lexsort((seconds, boundary))
+    in_order = boundary[order]
     fastest = order[np.searchsorted(in_order, in_order)]
     slower = seconds[order] > seconds[fastest]
-    beaten = slower & np.logical_and.reduce([x[order] >= x[fastest] for x in (early, stored, peak)])
+    beaten = slower & np.logical_and.reduce([x[order] >= x[fastest] for x in (hops_hidden_s, stored, peak)])
     return np.asarray(order[~beaten])
 
 
-def _beaten_by_the_fastest(face: Ints, values: Sequence[Floats], top: int) -> Ints:
+def _beaten_by_the_fastest(boundary: Ints, values: Sequence[Floats], top: int) -> Ints:
     """How many of the `top` fastest of their face are no greater in any value, of rows in order of face and seconds."""
-    place, first, count = np.arange(len(face)), np.searchsorted(face, face), np.zeros(len(face), dtype=np.int64)
+    place, first, count = (
+        np.arange(len(boundary)),
+        np.searchsorted(boundary, boundary),
+        np.zeros(len(boundary), dtype=np.int64),
+    )
     for fast in range(top):
         other = np.minimum(first + fast, place)
         count += (other < place) & np.logical_and.reduce([x[other] <= x for x in values])
     return count
 
 
-def _fewer_beat(kept: list[tuple[float, float, float]], early: float, stored: float, peak: float, top: int) -> bool:
+def _fewer_beat(
+    rivals: list[tuple[float, float, float]], hops_hidden_s: float, stored: float, peak: float, top: int
+) -> bool:
     beaten = 0
-    for e, s, p in kept:
-        if s <= stored and p <= peak and e <= early:
+    for e, s, p in rivals:
+        if s <= stored and p <= peak and e <= hops_hidden_s:
             beaten += 1
             if beaten == top:
                 return False
@@ -134,11 +151,11 @@ def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int
     if slack < 0:
         return StateRows(np.zeros((0, len(options)), dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
     options = [o.within(float(o.seconds.min()) + slack) for o in options]
-    most = [float(o.stored.max()) for o in options]
+    most_stored = [float(o.stored.max()) for o in options]
     peak = max(float(o.peak.max()) for o in options)
     for number, o in enumerate(options):
-        spare = usable - peak - sum(most)
-        o = o.front(top, safe=spare + most[number]) if len(o.row) > _FEW else o
+        spare = usable - peak - sum(most_stored)
+        o = o.front(top, safe=spare + most_stored[number]) if len(o.row) > _FEW else o
         seconds = joint.seconds[:, None] + o.seconds[None]
         first, second = np.nonzero(seconds <= seconds.min() + slack)
         joint = StateRows(
@@ -148,5 +165,9 @@ def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int
             np.maximum(joint.peak[first], o.peak[second]),
         )
         last = number == len(options) - 1
-        joint = joint.front(top, safe=spare + sum(most[: number + 1])) if len(joint.row) > _FEW and not last else joint
+        joint = (
+            joint.front(top, safe=spare + sum(most_stored[: number + 1]))
+            if len(joint.row) > _FEW and not last
+            else joint
+        )
     return joint

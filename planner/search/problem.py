@@ -112,17 +112,17 @@ def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
 def _roles(role: str, component: Component, kind: str, axis: str) -> frozenset[str]:
     """All roles of that name, or whose cache (or, where there is none, weights) part is it."""
     known = {r.name: r for body in component.bodies for r in body.parts[0].program.roles}
-    found = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
+    matching = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
     if role == IDLE:
-        found.add(IDLE)
-    if not found:
+        matching.add(IDLE)
+    if not matching:
         parts = sorted({r.cache or r.weights for r in known.values()})
         raise InputError(
             f"fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
             f"{', '.join(parts)}",
             "fix",
         )
-    return frozenset(found)
+    return frozenset(matching)
 
 
 def order_key(choice: Choice) -> tuple[object, ...]:

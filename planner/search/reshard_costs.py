@@ -25,7 +25,7 @@ from strategies.residual_program import GIVEN
 from strategies.tables.dedup import price_shared
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
-TOGETHER = 1 << 15
+ALL_ENDS_LIMIT = 1 << 15
 """Up to so many rows of glue are priced at once, and then for all ends that there may be: meshes of equally many axes
 share what tells their rows apart."""
 
@@ -51,53 +51,57 @@ class ReshardCosts:
     programs: tuple[ReshardProgram, ...]
     shares: Floats
 
-    def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
+    def seconds(self, residual: int, column: int) -> tuple[Floats, Floats]:
         """Seconds [faces] with one residual at one batch, less hops and launches, and with them; inf where none."""
-        early: Number = 0.0
-        late: Number = 0.0
-        for one in self.programs:
-            step_s = self._between(one.step_s[..., residual], column)
-            step_s = np.where(one.ok[column, :, residual], step_s, np.inf)
-            late = late + step_s[one.end]
-            early = early + (step_s - self._between(one.wait_s[..., residual], column))[one.end]
-        return np.asarray(early), np.asarray(late)
+        hops_hidden_s: Number = 0.0
+        reads_full_s: Number = 0.0
+        for program in self.programs:
+            step_s = self._between(program.step_s[..., residual], column)
+            step_s = np.where(program.ok[column, :, residual], step_s, np.inf)
+            reads_full_s = reads_full_s + step_s[program.end]
+            hops_hidden_s = hops_hidden_s + (step_s - self._between(program.wait_s[..., residual], column))[program.end]
+        return np.asarray(hops_hidden_s), np.asarray(reads_full_s)
 
-    def least(self, joined: ComponentRows) -> Floats:
+    def least_seconds(self, component_rows: ComponentRows) -> Floats:
         """[residuals, columns]: the least seconds of one layer, body and glue."""
-        early, late = joined.least
-        residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // early.size)
-        found = np.empty((residuals, early.shape[1]))
+        body_hops_hidden_s, body_reads_full_s = component_rows.least_seconds
+        residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // body_hops_hidden_s.size)
+        result = np.empty((residuals, body_hops_hidden_s.shape[1]))
         for start in range(0, residuals, step):
-            some = slice(start, start + step)
-            step_s, wait_s, ok = self._at(some)
-            for column in range(early.shape[1]):
-                glue_s = self._between(step_s, column)
-                seconds = glue_s + late[:, column, None]
-                glue_s -= self._between(wait_s, column)
-                glue_s += early[:, column, None]
-                np.maximum(seconds, glue_s, out=seconds)
-                found[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
-        return found
+            chunk = slice(start, start + step)
+            step_s, wait_s, ok = self._at(chunk)
+            for column in range(body_hops_hidden_s.shape[1]):
+                total_s = self._between(step_s, column)
+                seconds = total_s + body_reads_full_s[:, column, None]
+                total_s -= self._between(wait_s, column)
+                total_s += body_hops_hidden_s[:, column, None]
+                np.maximum(seconds, total_s, out=seconds)
+                result[chunk, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
+        return result
 
-    def faces(self, which: Ints) -> ReshardCosts:
+    def for_boundaries(self, boundaries: Ints) -> ReshardCosts:
         """Of these faces only."""
-        return ReshardCosts(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
+        return ReshardCosts(
+            tuple(replace(program, end=program.end[boundaries]) for program in self.programs), self.shares
+        )
 
     def take(self, residuals: Ints) -> ReshardCosts:
         """With these residuals only."""
         programs = (
-            ReshardProgram(one.step_s[..., residuals], one.wait_s[..., residuals], one.ok[..., residuals], one.end)
-            for one in self.programs
+            ReshardProgram(
+                program.step_s[..., residuals], program.wait_s[..., residuals], program.ok[..., residuals], program.end
+            )
+            for program in self.programs
         )
         return ReshardCosts(tuple(programs), self.shares)
 
     def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
         """Of all programs together, [priced or columns, faces, residuals]."""
-        every = [
-            tuple(x[:, :, residuals].take(one.end, axis=1) for x in (one.step_s, one.wait_s, one.ok))
-            for one in self.programs
+        arrays = [
+            tuple(x[:, :, residuals].take(program.end, axis=1) for x in (program.step_s, program.wait_s, program.ok))
+            for program in self.programs
         ]
-        step_s, wait_s, ok = zip(*every, strict=True)
+        step_s, wait_s, ok = zip(*arrays, strict=True)
         return sum(step_s), sum(wait_s), np.logical_and.reduce(ok)
 
     def _between(self, values: Floats, column: int) -> Floats:
@@ -107,7 +111,7 @@ class ReshardCosts:
 
 
 def price_reshards(
-    every: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
+    components: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[list[ReshardCosts], int]:
     """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
 
@@ -115,28 +119,33 @@ def price_reshards(
     how many prices that gives, over ends that some face has, residuals and batches.
     """
     wanted: dict[tuple[int, str], tuple[CheckedProgram, list[tuple[int, Ints]]]] = {}
-    for number, joined in enumerate(every):
-        for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
-            for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
+    for number, component_rows in enumerate(components):
+        for side, ends in (("entry", component_rows.reads), ("exit", component_rows.gives)):
+            for part in (entry_parts if side == "entry" else exit_parts)(component_rows.component, phase):
                 wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
-    found: list[list[ReshardProgram]] = [[] for _ in every]
-    evaluations, at, shares = 0, *_priced_at(batches, rates)
+    programs: list[list[ReshardProgram]] = [[] for _ in components]
+    evaluations, priced_batches, shares = 0, *_priced_at(batches, rates)
     for (_, side), (part, users) in wanted.items():
         unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
         step = max(1, ROWS_AT_ONCE // len(unique))
         chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
-        priced = [_glue(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
-        step_s, wait_s, ok = (np.concatenate(one, axis=2) for one in zip(*priced, strict=True))
+        priced = [
+            _price_program(part, components[0].component, unique, cuts, side, rates, fast, batches, priced_batches)
+            for cuts in chunks
+        ]
+        step_s, wait_s, ok = (np.concatenate(arrays, axis=2) for arrays in zip(*priced, strict=True))
         evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
-            found[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
-    return [ReshardCosts(tuple(programs), shares) for programs in found], evaluations
+            programs[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
+    return [ReshardCosts(tuple(component_programs), shares) for component_programs in programs], evaluations
 
 
-def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
+def reshard_rows(components: Sequence[ComponentRows], states: States) -> int:
     """How many ends and residuals meet, over all components."""
-    return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
+    return sum(len(component_rows.reads) + len(component_rows.gives) for component_rows in components) * len(
+        states.cuts
+    )
 
 
 def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
@@ -144,7 +153,7 @@ def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, In
     codes = CODES if side == "entry" else GIVEN
     possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
     axes = wanted.shape[1]
-    if len(possible) ** axes * residuals > TOGETHER:
+    if len(possible) ** axes * residuals > ALL_ENDS_LIMIT:
         return unique_rows(wanted)
     place = np.searchsorted(possible, wanted)
     return _all_ends(tuple(possible), axes), place @ (len(possible) ** np.arange(axes - 1, -1, -1))
@@ -164,7 +173,7 @@ def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
     return np.array([[low, high]], dtype=np.int64), np.column_stack([1 - share, share])
 
 
-def _glue(
+def _price_program(
     part: CheckedProgram,
     component: Component,
     ends: Ints,
@@ -173,21 +182,21 @@ def _glue(
     rates: Rates,
     fast: Speeds,
     batches: Ints,
-    at: Ints,
+    priced_batches: Ints,
 ) -> tuple[Floats, Floats, Flags]:
     """`step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`; of the component it needs D and T."""
     role_sets_of = _cached_role_sets if len(ends) * len(cuts) <= ROWS_CACHED else _cached_role_sets.__wrapped__
-    plays = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
-    found, total = fit_part(part, component, rates, plays.masks, batches), Totals()
-    sizes = {**found.sizes, "B": at}  # never padded by glue
-    price_shared(scope_of(part, sizes, plays.masks, rates, fast), part.needs, plays, fast, total)
+    role_sets = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
+    fit, total = fit_part(part, component, rates, role_sets.masks, batches), Totals()
+    sizes = {**fit.sizes, "B": priced_batches}  # never padded by glue
+    price_shared(scope_of(part, sizes, role_sets.masks, rates, fast), part.needs, role_sets, fast, total)
     shape = (len(ends), len(cuts), -1)
-    step_s = np.broadcast_to(total.step_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
-    wait_s = np.broadcast_to(total.wait_s, (plays.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    step_s = np.broadcast_to(total.step_s, (role_sets.rows, priced_batches.shape[1])).T.reshape(-1, *shape[:2])
+    wait_s = np.broadcast_to(total.wait_s, (role_sets.rows, priced_batches.shape[1])).T.reshape(-1, *shape[:2])
     runs = np.isfinite(step_s)
     if not runs.all():
         step_s, wait_s = np.where(runs, step_s, 0.0), np.where(runs, wait_s, 0.0)
-    return step_s, wait_s, found.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
+    return step_s, wait_s, fit.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
 
 
 @lru_cache(maxsize=128)
@@ -209,11 +218,11 @@ def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -
 
 def _pairs_of(part: CheckedProgram, name: str, side: str) -> Flags:
     """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
-    found = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
+    pairs = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":
-        found[:, READ[name[0]]] = True
+        pairs[:, READ[name[0]]] = True
     elif side == "entry":
-        found[READ[name[1]], READ[name[0]]] = True
+        pairs[READ[name[1]], READ[name[0]]] = True
     else:
-        found[GIVE[name[0]], READ[name[1]]] = True
-    return found
+        pairs[GIVE[name[0]], READ[name[1]]] = True
+    return pairs

@@ -31,8 +31,8 @@ class States:
         """The states of these residuals only, which are numbered anew."""
         place = np.full(len(self.cuts), -1, dtype=np.int64)
         place[residuals] = np.arange(len(residuals))
-        kept = np.flatnonzero(place[self.residual] >= 0)
-        return States(self.cuts[residuals], place[self.residual[kept]], self.prefixes[kept])
+        selected = np.flatnonzero(place[self.residual] >= 0)
+        return States(self.cuts[residuals], place[self.residual[selected]], self.prefixes[selected])
 
 
 @cache
@@ -50,7 +50,7 @@ def states(axes: int, phase: str) -> States:
 
 def _prefix_tables(cut: tuple[int, ...]) -> list[NDArray[np.bool_]]:
     sets = [[i for i, value in enumerate(cut) if CODES[value] == dim] for dim in "DBT"]
-    found: dict[bytes, NDArray[np.bool_]] = {}
+    tables: dict[bytes, NDArray[np.bool_]] = {}
     for orders in product(*(permutations(members) for members in sets)):
         allowed = {0}
         for order in orders:
@@ -58,5 +58,5 @@ def _prefix_tables(cut: tuple[int, ...]) -> list[NDArray[np.bool_]]:
             allowed = {a | p for a in allowed for p in prefixes}
         table = np.zeros(1 << len(cut), dtype=bool)
         table[list(allowed)] = True
-        found[table.tobytes()] = table
-    return list(found.values())
+        tables[table.tobytes()] = table
+    return list(tables.values())

@@ -29,11 +29,11 @@ from strategies.tables.tables import price_body
 def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
     """(batch, padded batch): each batch, and its multiples of what the devices divide into, at most 25% above."""
     divisors = [ways for ways in range(1, devices + 1) if devices % ways == 0]
-    found = []
+    result = []
     for batch in batches:
         padded = {-(-batch // ways) * ways for ways in divisors}
-        found += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
-    return found
+        result += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
+    return result
 
 
 def search(problem: Problem, top: int) -> SearchResult:
@@ -41,17 +41,17 @@ def search(problem: Problem, top: int) -> SearchResult:
 
     An interrupt ends it with the best so far (`interrupted` is true), or `KeyboardInterrupt` where there is none.
     """
-    found = _seeded(problem, top)
+    result = _seeded(problem, top)
     try:
         for mesh in meshes(problem.slice_, problem.cuts):
-            _search_mesh(problem, mesh, top, found)
+            _search_mesh(problem, mesh, top, result)
     except KeyboardInterrupt:
-        if not any(found.choices.values()):
+        if not any(result.choices.values()):
             raise
-        found.interrupted = True
-    for batch, choices in found.choices.items():
-        found.choices[batch] = distinct(choices, problem, top)
-    return found
+        result.interrupted = True
+    for batch, choices in result.choices.items():
+        result.choices[batch] = distinct(choices, problem, top)
+    return result
 
 
 def _seeded(problem: Problem, top: int) -> SearchResult:
@@ -63,72 +63,72 @@ def _seeded(problem: Problem, top: int) -> SearchResult:
     return SearchResult(choices=coarse.choices, evaluations=coarse.evaluations)
 
 
-def _search_mesh(problem: Problem, mesh: Mesh, top: int, found: SearchResult) -> None:
+def _search_mesh(problem: Problem, mesh: Mesh, top: int, result: SearchResult) -> None:
     pairs = columns(problem.work.batches, problem.slice_.devices)
-    board = mesh_search_of(problem, mesh, pairs, found)
-    if board is None:
+    mesh_search = mesh_search_of(problem, mesh, pairs, result)
+    if mesh_search is None:
         return
-    found.candidates += board.candidates()
+    result.candidates += mesh_search.candidates()
     for column, (batch, _) in enumerate(pairs):
-        found.choices.setdefault(batch, [])
-        board.over_memory(column, found)
-    roomy = _roomy(board, found)
+        result.choices.setdefault(batch, [])
+        mesh_search.count_over_memory(column, result)
+    candidates = _columns_within_memory(mesh_search, result)
     for padded in (False, True):  # what is found without padding bounds what is worth a look with it
-        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
-        close = near(board, {c: worst_of(found.choices[pairs[c][0]], top) for c in some})
-        if close is not None:
-            found.evaluations += close.evaluations
-            for column, (batch, _) in enumerate(close.pairs):
-                close.best(column, top, found.choices[batch])
+        selected = [c for c in candidates if (pairs[c][0] != pairs[c][1]) == padded]
+        pruned = near(mesh_search, {c: worst_of(result.choices[pairs[c][0]], top) for c in selected})
+        if pruned is not None:
+            result.evaluations += pruned.evaluations
+            for column, (batch, _) in enumerate(pruned.pairs):
+                pruned.best(column, top, result.choices[batch])
 
 
-def _roomy(board: MeshSearch, found: SearchResult) -> list[int]:
+def _columns_within_memory(mesh_search: MeshSearch, result: SearchResult) -> list[int]:
     """The columns of which some layout may fit, as far as is known; notes what a search without choices needs."""
-    usable, none = board.problem.usable_bytes, not any(found.choices.values())
-    stored = board.least_stored_bytes
-    asked = [
+    usable, no_choices = mesh_search.problem.usable_bytes, not any(result.choices.values())
+    stored = mesh_search.least_stored_bytes
+    undecided = [
         column
-        for column, (batch, _) in enumerate(board.pairs)
-        if not found.choices[batch] and (none or stored[column] <= usable)
+        for column, (batch, _) in enumerate(mesh_search.pairs)
+        if not result.choices[batch] and (no_choices or stored[column] <= usable)
     ]
-    least = dict(zip(asked, board.least_bytes(asked), strict=True))
-    if none:
+    least = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
+    if no_choices:
         for column, nbytes in least.items():
-            batch = board.pairs[column][0]
-            found.least_bytes[batch] = min(nbytes, found.least_bytes.get(batch, np.inf))
-    return [c for c in range(len(board.pairs)) if least.get(c, stored[c]) <= usable]
+            batch = mesh_search.pairs[column][0]
+            result.least_bytes[batch] = min(nbytes, result.least_bytes.get(batch, np.inf))
+    return [c for c in range(len(mesh_search.pairs)) if least.get(c, stored[c]) <= usable]
 
 
 def mesh_search_of(
-    problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], found: SearchResult
+    problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], result: SearchResult
 ) -> MeshSearch | None:
     """All components of a mesh at these (batch, padded batch); None where one has no assignment. Counts in `found`."""
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = price_tables(problem, mesh, rates, batches, found)
-    if joined is None:
+    components = price_tables(problem, mesh, rates, batches, result)
+    if components is None:
         return None
-    return MeshSearch(problem, mesh, joined, states(len(mesh), problem.work.phase), rates, batches, pairs)
+    return MeshSearch(problem, mesh, components, states(len(mesh), problem.work.phase), rates, batches, pairs)
 
 
 def price_tables(
-    problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, found: SearchResult
+    problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, counts: SearchResult
 ) -> list[ComponentRows] | None:
     """Every component's assignments, priced at all batches; None where one has none. Counts in `found`."""
-    result, few = [], most_roles(mesh, problem.cuts)
+    result, role_limit = [], most_roles(mesh, problem.cuts)
     for component in problem.components:
         tables = []
         for body in component.bodies:
             allowed = [_allowed_axes(problem, component, body, piece.axis) for piece in mesh]
-            table = price_body(component, body, rates, problem.fast, batches, allowed, few)
+            table = price_body(component, body, rates, problem.fast, batches, allowed, role_limit)
             tables.append(table)
-            found.evaluations += table.evaluations
+            counts.evaluations += table.evaluations
             for rejection in table.rejected:
-                found.reject(*rejection)
-        joined = join(component, tables)
-        if joined is None:
+                counts.reject(*rejection)
+        component_rows = join(component, tables)
+        if component_rows is None:
             return None
-        result.append(joined)
+        result.append(component_rows)
     return result
 
 

@@ -37,9 +37,9 @@ def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[ComponentRo
     return found
 
 
-def seconds(glue: ReshardCosts, column: int, residuals: int) -> Floats:
+def seconds(reshards: ReshardCosts, column: int, residuals: int) -> Floats:
     """[2, residuals, faces] of one batch."""
-    return np.array([glue.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
+    return np.array([reshards.seconds(r, column) for r in range(residuals)]).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -53,10 +53,10 @@ def test_the_search_has_each_pair_played_by_the_axes_that_play_it_in_a_layout(si
     for component in problem.components:
         for part in entry_parts(component, phase) if side == "entry" else exit_parts(component, phase):
             rows = np.array([[numbers[e] for e in end] for end in ends])
-            plays = reshard_role_sets(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
+            role_sets = reshard_role_sets(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
             for row, (end, cut) in enumerate(product(ends, cuts)):
                 alone = axes_of_pairs(part.program, end, cut, "XY")
-                masks = {axis: int(mask[row, 0]) for axis, mask in plays.masks.items()}
+                masks = {axis: int(mask[row, 0]) for axis, mask in role_sets.masks.items()}
                 assert masks == {axis: sum(1 << "XY".index(name) for name in names) for axis, names in alone.items()}
 
 
@@ -81,12 +81,12 @@ def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: 
     rates = tabulate_rates(slice_, [[piece] for piece in meshes(slice_)[0]])
     assert rates.additive == (at == "chip")
     batches, state = np.array([BATCHES], dtype=np.int64), states(len(meshes(slice_)[0]), phase)
-    joined = tables_of(problem, rates, batches)
-    together, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
+    components = tables_of(problem, rates, batches)
+    priced, _ = price_reshards(components, state, phase, rates, problem.fast, batches)
     ruled_out = 0
     for column in range(len(BATCHES)):
-        alone, _ = price_reshards(joined, state, phase, rates, problem.fast, batches[:, column : column + 1])
-        for ours, theirs in zip(together, alone, strict=True):
+        alone, _ = price_reshards(components, state, phase, rates, problem.fast, batches[:, column : column + 1])
+        for ours, theirs in zip(priced, alone, strict=True):
             mine, its = seconds(ours, column, len(state.cuts)), seconds(theirs, 0, len(state.cuts))
             np.testing.assert_allclose(mine, its, rtol=1e-12)
             ruled_out += int(np.isinf(its).sum())
@@ -101,15 +101,15 @@ def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), phase)
     batches = np.array([BATCHES], dtype=np.int64)
-    joined = tables_of(problem, rates, batches)
-    glues, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
+    components = tables_of(problem, rates, batches)
+    all_reshards, _ = price_reshards(components, state, phase, rates, problem.fast, batches)
     some = np.arange(len(state.cuts))[::3]
-    for one, glue in zip(joined, glues, strict=True):
-        early, late = one.least
-        least, taken = glue.least(one), glue.take(some)
-        np.testing.assert_array_equal(taken.least(one), least[some])
+    for one, reshards in zip(components, all_reshards, strict=True):
+        early, late = one.least_seconds
+        least, taken = reshards.least_seconds(one), reshards.take(some)
+        np.testing.assert_array_equal(taken.least_seconds(one), least[some])
         for column in range(len(BATCHES)):
-            before, after = seconds(glue, column, len(state.cuts))
+            before, after = seconds(reshards, column, len(state.cuts))
             best = np.maximum(early[:, column] + before, late[:, column] + after).min(axis=1)
             np.testing.assert_allclose(least[:, column], best, rtol=1e-12)
 
@@ -120,10 +120,10 @@ def test_glue_of_a_single_device_waits_for_nothing() -> None:
     problem = problem_of(slice_, "llama-3.1-8b", "decode")
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
-    joined = tables_of(problem, rates, np.array([BATCHES]))
-    glues, _ = price_reshards(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    components = tables_of(problem, rates, np.array([BATCHES]))
+    all_reshards, _ = price_reshards(components, state, "decode", rates, problem.fast, np.array([BATCHES]))
     assert len(state.cuts) == 1
-    for glue in glues:
-        early, late = seconds(glue, 0, 1)
+    for reshards in all_reshards:
+        early, late = seconds(reshards, 0, 1)
         assert np.isfinite(late).all()
         np.testing.assert_array_equal(early, late)
