@@ -1,4 +1,4 @@
-"""Notes of a plan: what an engineer asks next about its KV cache, answered with the plan's own cost functions."""
+"""Write the note of a plan about copies of its KV cache, computed with the plan's own cost functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_CONTEXT = 1 << 22
 
 @dataclass(frozen=True)
 class _Study:
-    """A problem that can be posed again at other contexts."""
+    """Hold a problem that can be posed again at other contexts."""
 
     problem: Problem
     model: Model
@@ -56,7 +56,7 @@ class _Study:
 
 
 def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
-    """Whether copies of the cache pay, and from which context on they do not; None for prefill or one device."""
+    """Return a note on whether copies of the KV cache pay, and up to which context; None for prefill or one device."""
     if plan.phase != "decode" or plan.devices == 1:
         return None
     study = _Study(problem, model, programs, plan.batch)
@@ -68,6 +68,7 @@ def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], ch
 
 
 def _note_of_copies(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout], copies: int) -> str:
+    """Return the note of a layout with copies: the best layout without them, and where it becomes faster."""
     note = f"KV cache: each entry is held on {copies} devices"
     other = study.best(plan.context, fixed=True)
     if other is None:
@@ -79,6 +80,7 @@ def _note_of_copies(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout
 
 
 def _note_of_one_copy(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout]) -> str:
+    """Return the note of a layout without copies: the context below which copies are faster."""
     note = "KV cache: no entry is held twice"
     short = study.best(SHORT_CONTEXT) if plan.context > SHORT_CONTEXT else None
     if short is None:
@@ -93,7 +95,7 @@ def _note_of_one_copy(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayo
 def _switch(
     study: _Study, copied: tuple[Choice, BoundLayout], single: tuple[Choice, BoundLayout], low: int, high: int
 ) -> int | None:
-    """The least context at which the layout with one copy is the faster of the two; None if there is none."""
+    """Return the least context at which the layout with one copy is the faster of the two, or None."""
 
     def single_wins(context: int) -> bool:
         single_s, copied_s = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
@@ -103,7 +105,7 @@ def _switch(
 
 
 def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The least value in (low, high] at which `holds`, if it holds at `high` and, once it does, stays so."""
+    """Return the least value in (low, high] at which `holds`; it must hold at `high` and, once it does, stay so."""
     try:
         if not holds(high):
             return None
@@ -116,7 +118,7 @@ def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str, dict[int, frozenset[str]]]:
-    """Roles that cut the cache, for every axis of every component that has one."""
+    """Return the roles that cut the cache, for every axis of every component that has a cache."""
     result = {name: dict(axes) for name, axes in problem.fixed.items()}
     for component in parts:
         roles = {b.role_name(axis) for b in component.bodies for t in b.caches for d in t.dims for axis in d.axes}

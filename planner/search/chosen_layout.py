@@ -1,4 +1,4 @@
-"""The layout that a search's choice is: pieces of the mesh with equal roles become one mesh axis."""
+"""Turn a choice of the search into a layout: pieces of the mesh with equal roles become one mesh axis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from strategies.layout import Assigned, BoundLayout, lay_out, mesh_of
 
 
 def from_choice(choice: Choice, problem: Problem) -> BoundLayout:
-    """The layout of a choice; pieces that play the same roles everywhere become one mesh axis."""
+    """Return the layout of a choice.
+
+    Pieces that cut the same dim of the residual and have the same role in every component become one mesh axis.
+    """
     groups: dict[tuple[str, tuple[str, ...]], list[Piece]] = {}
     for i, piece in enumerate(choice.mesh):
         groups.setdefault((choice.residual[i], tuple(p.axes[i] for p in choice.picks)), []).append(piece)
@@ -22,5 +25,6 @@ def from_choice(choice: Choice, problem: Problem) -> BoundLayout:
 
 
 def _by_place(pieces: list[Piece]) -> tuple[int, int]:
+    """Return the sort key of a mesh axis: the place of its first piece on the torus."""
     first = min(pieces, key=lambda p: (p.axis, -p.stride))
     return first.axis, -first.stride

@@ -1,9 +1,9 @@
-"""Whether anything fits: the search's tables, asked for one layout within memory instead of the fastest.
+"""Find whether any layout fits, with the tables of the search: one layout within memory instead of the fastest.
 
-A layout fits where stored bytes, summed over its components, the largest working set among them and the residual
+A layout fits where its stored bytes, summed over the components, the largest working set among them and the residual
 stream are within usable HBM. For a given limit on the working set, components are independent within a state of the
 residual, each with the least stored bytes among the assignments within the limit. So the least bytes of a state are
-the least over the limits, and it is enough to try those that are some assignment's working set.
+the least over the limits, and it is enough to try the limits that are some assignment's working set.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from strategies.readers.rates import Floats, Ints
 Pairs = Sequence[tuple[int, int]]
 """(batch, padded batch)."""
 Key = frozenset[Any]
-"""The cuts that a number admits."""
+"""The set of cuts that a number of sequences or tokens admits."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """A layout that runs and fits (None: none does), and bytes per device below which none does (inf: none runs).
+    """Hold a layout that runs and fits, and the least bytes per device.
 
-    The choice's `step_s` is not known: NaN.
+    `choice` is None where no layout fits; its `step_s` is not computed (NaN). No layout fits in fewer than
+    `least_bytes`, which are infinite where none runs.
     """
 
     choice: Choice | None
@@ -45,17 +46,17 @@ class Need:
 
     @property
     def fits(self) -> bool:
-        """Whether some layout runs and fits."""
+        """True where some layout runs and fits."""
         return self.choice is not None
 
 
 @dataclass
 class Footprints:
-    """What layouts need on one slice, asked for several numbers of sequences or tokens in turn.
+    """Compute the memory that layouts need on one slice, for several numbers of sequences or tokens in turn.
 
-    `cuts`: which meshes, see `planner.search.meshes`. `unfit`: numbers at which nothing fitted on a mesh, with their
-    keys (see `planner.search.largest`): no larger number that admits no other cuts does. Meshes are tried from the last
-    that fitted.
+    `cuts` selects the meshes, see `planner.search.meshes`; they are tried from the one that fitted last. `unfit` holds,
+    by mesh, numbers at which no layout fitted, with their keys (see `planner.search.largest`): no larger number that
+    admits no other cuts fits either.
     """
 
     slice_: Slice
@@ -67,7 +68,10 @@ class Footprints:
         self.order = list(meshes(self.slice_, self.cuts))
 
     def need(self, problem: Problem, pairs: Pairs, value: int = 0, key: Key = frozenset()) -> Need:
-        """What the first of the pairs that fits needs; `value`: sequences or tokens (0: failing tells of no other)."""
+        """Return the need of the first of the pairs that fits.
+
+        `value` is the number of sequences or tokens that `key` belongs to; with 0 a failure is not remembered.
+        """
         least_bytes = inf
         for mesh in list(self.order):
             if dominated(value, key, self.unfit.setdefault(mesh, [])):
@@ -84,12 +88,12 @@ class Footprints:
 
 
 def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
-    """Whether a number must fail, as a smaller one did that admits all its cuts."""
+    """Return whether a number must fail because a smaller one failed that admits all its cuts."""
     return any(value >= less and key <= cuts for less, cuts in unfit)
 
 
 def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
-    """The same on one mesh."""
+    """Return the need of the first of the pairs that fits on one mesh."""
     mesh_search = mesh_search_of(problem, mesh, pairs, SearchResult())
     if mesh_search is None:
         return Need(None, inf)
@@ -104,16 +108,16 @@ def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
 
 
 class _Memory:
-    """What layouts of a board need; columns are batches."""
+    """Compute the memory that layouts of one mesh search need; columns are (batch, padded batch) pairs."""
 
     def __init__(self, mesh_search: MeshSearch) -> None:
         self.mesh_search, self.components, self.states = mesh_search, mesh_search.components, mesh_search.state
         self.met: dict[tuple[int, int], list[NDArray[np.bool_]]] = {}
 
     def need(self, column: int) -> Need:
-        """A layout that fits, if one does. States are taken from the one with the lowest bound of its bytes.
+        """Return a layout that fits, if there is one, taking states from the lowest lower bound of their bytes.
 
-        The glue is asked only where memory would do; without it, bytes are still a lower bound.
+        Reshards are checked only where memory suffices; without them, the bytes are still a lower bound.
         """
         usable_bytes, residual_bytes = self.mesh_search.problem.usable_bytes, self.mesh_search.residual_bytes[:, column]
         stored = sum(_least(j.stored_bytes[:, column], j.possible[:, column]) for j in self.components)
@@ -149,7 +153,7 @@ class _Memory:
     def _choice(
         self, cuts: Ints, allowed_boundaries: Sequence[NDArray[np.bool_]], limit: float, column: int, total_bytes: float
     ) -> Choice:
-        """The assignments of these faces that store the least within a limit of working sets."""
+        """Return the assignments of these boundaries that store the least within a limit of working sets."""
         picks = []
         for component_rows, allowed in zip(self.components, allowed_boundaries, strict=True):
             rows = np.flatnonzero(component_rows.possible[:, column] & allowed[component_rows.boundary])
@@ -160,12 +164,12 @@ class _Memory:
         return Choice(self.mesh_search.mesh, residual, tuple(picks), *self.mesh_search.pairs[column], nan, total_bytes)
 
     def _limits(self, column: int, least: float) -> Floats:
-        """Working sets that may be a fitting layout's largest: those of assignments, in order."""
+        """Return in order the working sets of assignments that may be the largest of a fitting layout."""
         peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.components])
         return np.unique(peaks[(peaks >= least) & (peaks <= self.mesh_search.problem.usable_bytes)])
 
     def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
-        """For each component [faces]: whether there is glue between the face and this residual."""
+        """Return for each component, [boundaries], whether a reshard joins the boundary and this residual."""
         if (residual, column) not in self.met:
             cuts, none = self.states.cuts[residual : residual + 1], np.zeros(0, dtype=np.int64)
             state = States(cuts, none, np.zeros((0, 1), dtype=bool))
@@ -181,7 +185,7 @@ class _Memory:
 def _least_within(
     tables: Sequence[Floats], allowed_boundaries: Sequence[NDArray[np.bool_]], limits: Floats
 ) -> tuple[int, float]:
-    """At which limit of working sets one allowed face of each component takes the least bytes, and how many."""
+    """Return the limit of working sets at which the allowed boundaries take the least bytes, and those bytes."""
     if not all(allowed.any() for allowed in allowed_boundaries):
         return 0, inf
     needs = limits + sum(table[allowed].min(axis=0) for table, allowed in zip(tables, allowed_boundaries, strict=True))
@@ -190,18 +194,19 @@ def _least_within(
 
 
 def _prefixed(component_rows: ComponentRows, state: States) -> NDArray[np.bool_]:
-    """[states, faces]: whether the axes that a face keeps are prefixes of the residual's order."""
+    """Return, [states, boundaries], whether the axes that a boundary keeps are prefixes of the state's order."""
     rows = np.arange(len(state.residual))[:, None]
     masks = prefix_masks(component_rows, state.cuts)
     return np.asarray(np.logical_and.reduce([state.prefixes[rows, mask.T[state.residual]] for mask in masks]))
 
 
 def _least(values: Floats, possible: NDArray[np.bool_]) -> float:
+    """Return the least possible value, or infinity."""
     return float(values[possible].min()) if possible.any() else inf
 
 
 def _stored_within(component_rows: ComponentRows, column: int, limits: Floats) -> Floats:
-    """[faces, limits]: the least stored bytes of a face's assignments whose working set is within the limit."""
+    """Return the least stored bytes [boundaries, limits] of assignments whose working set is within the limit."""
     stored = np.full((len(component_rows.reads), len(limits)), inf)
     rows = np.flatnonzero(component_rows.possible[:, column] & (component_rows.peak_bytes[:, column] <= limits[-1]))
     place = np.searchsorted(limits, component_rows.peak_bytes[rows, column])

@@ -1,4 +1,4 @@
-"""The board: all components of one mesh side by side, joined under each state of the residual stream."""
+"""Search one mesh: all components side by side, joined under each state of the residual stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 
 class MeshSearch:
-    """All components of one mesh side by side."""
+    """Hold all components of one mesh, and find the best combinations of their rows.
+
+    `pairs` are the (batch, padded batch) columns, `batches` [1, columns] their padded batches. `state` has the states
+    of the residual stream; `residual_bytes` [residuals, columns] includes the norms' vectors. Reshards are priced on
+    first use, unless they are passed.
+    """
 
     def __init__(
         self,
@@ -42,22 +47,23 @@ class MeshSearch:
 
     @cached_property
     def _priced_reshards(self) -> tuple[list[ReshardCosts], int]:
+        """Reshards of each component, and the number of programs priced for them."""
         phase, fast = self.problem.work.phase, self.problem.fast
         return self._given or price_reshards(self.components, self.state, phase, self.rates, fast, self.batches)
 
     @property
     def reshards(self) -> list[ReshardCosts]:
-        """The glue of each component."""
+        """Reshard costs of each component."""
         return self._priced_reshards[0]
 
     @property
     def evaluations(self) -> int:
-        """How many programs of glue were priced."""
+        """Number of reshard programs that were priced."""
         return self._priced_reshards[1]
 
     @cached_property
     def residual_least_s(self) -> Floats:
-        """[residuals, columns]: the sum of the components' least seconds, in whatever order of the residual's axes."""
+        """Sum of the components' least seconds [residuals, columns], in any order of the residual's axes."""
         pairs = zip(self.components, self.reshards, strict=True)
         return np.asarray(
             sum(
@@ -67,7 +73,7 @@ class MeshSearch:
         )
 
     def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
-        """Every state of a residual with the sum of the components' least seconds in it."""
+        """Return every state of a residual with the sum of the components' least seconds in it."""
         state_numbers = np.flatnonzero(self.state.residual == residual)
         total = np.zeros(len(state_numbers))
         for i, component_rows in enumerate(self.components):
@@ -79,16 +85,19 @@ class MeshSearch:
         return list(zip(total.tolist(), state_numbers.tolist(), strict=True))
 
     def candidates(self) -> int:
-        """How many layouts the tables cover: every combination of possible assignments, batches and residuals."""
+        """Return the number of layouts covered: combinations of possible assignments, batches and residuals."""
         per_column = [prod(int(j.possible[:, c].sum()) for j in self.components) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
     def allowed(self, i: int, state: int) -> Flags:
-        """[faces]: whether the axes that a face of component i keeps are prefixes of the state's order."""
+        """Return, [boundaries], whether the axes that component i keeps are prefixes of the state's order."""
         return np.asarray(self._allowed(i, int(self.state.residual[state]), self.state.prefixes[state : state + 1])[0])
 
     def seconds(self, i: int, rows: Ints, residual: int, column: int) -> Floats:
-        """[rows]: seconds of all layers of component i under a residual, its reshards included; inf where none runs."""
+        """Return the seconds [rows] of all layers of component i under a residual, with its reshards.
+
+        They are infinite where a row cannot run.
+        """
         component_rows, boundary = self.components[i], self.components[i].boundary[rows]
         hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
         late = component_rows.reads_full_s[rows, column] + reads_full_s[boundary]
@@ -96,7 +105,7 @@ class MeshSearch:
         return component_rows.component.times * np.where(np.isfinite(late), seconds, np.inf)
 
     def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
-        """Those of these rows of component i that run in a state."""
+        """Return the rows, of these rows of component i, that run in a state."""
         component_rows = self.components[i]
         rows = rows[self.allowed(i, state)[component_rows.boundary[rows]]]
         seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
@@ -107,7 +116,7 @@ class MeshSearch:
         )
 
     def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
-        """[states of the residual, faces]: whether a face's kept axes are prefixes."""
+        """Return, [states of the residual, boundaries], whether the kept axes are prefixes."""
         if (i, residual) not in self._masks:
             masks = prefix_masks(self.components[i], self.state.cuts[residual : residual + 1])
             self._masks[i, residual] = [mask[:, 0] for mask in masks]
@@ -115,12 +124,12 @@ class MeshSearch:
 
     @cached_property
     def least_stored_bytes(self) -> Floats:
-        """[columns]: the least memory of any layout without what lives only for a while in a component."""
+        """Least bytes [columns] of any layout, without the temporaries inside a component."""
         stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in self.components)
         return np.asarray(stored + self.residual_bytes.min(axis=0))
 
     def least_bytes(self, columns: Sequence[int]) -> list[float]:
-        """The least memory of any layout of these batches."""
+        """Return the least bytes per device of any layout at these columns."""
         selected: Ints = np.array(columns, dtype=np.int64)
         if not len(selected):
             return []
@@ -131,7 +140,7 @@ class MeshSearch:
         return least
 
     def count_over_memory(self, column: int, result: SearchResult) -> None:
-        """Count assignments that need more than the usable HBM even with the least of everything else."""
+        """Count the assignments that exceed the usable HBM even with the least bytes of all else."""
         usable = self.problem.usable_bytes
         possible = [j.possible[:, column] for j in self.components]
         stored_bytes = [
@@ -150,7 +159,7 @@ class MeshSearch:
                 result.reject(component_rows.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, choices: list[Choice]) -> None:
-        """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
+        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order."""
         best_of_layout: dict[object, Choice] = {layout_key(c, self.problem): c for c in choices}
         for least_s, state in self.states_in_order(column):
             worst = worst_of(best_of_layout.values(), top)
@@ -163,9 +172,10 @@ class MeshSearch:
         choices[:] = sorted(best_of_layout.values(), key=order_key)[:top]
 
     def states_in_order(self, column: int) -> Iterator[tuple[float, int]]:
-        """The possible states by the sum of the components' least seconds in them, which is yielded, too.
+        """Yield the possible states and, before each, the sum of the components' least seconds in it.
 
-        Residuals whose own, lower sum does not come up yet are left alone: most are never looked into.
+        The order is by that sum. A residual's states are enumerated only once its own, lower sum is reached, which most
+        never are.
         """
         heap = [(seconds, -1, residual) for residual, seconds in enumerate(self.residual_least_s[:, column].tolist())]
         heapify(heap)
@@ -178,7 +188,7 @@ class MeshSearch:
                     heappush(heap, (total, number, residual))
 
     def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
-        """The best layouts of a state that take no longer than `worst` and fit."""
+        """Return the best layouts of a state that take at most `worst` seconds and fit."""
         residual = int(self.state.residual[state])
         usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
         options = [self._options(i, state, column, top) for i in range(len(self.components))]
@@ -189,7 +199,7 @@ class MeshSearch:
         ranked = fits[np.argsort(combinations.seconds[fits], kind="stable")]
         _, first = np.unique(
             combinations.row[ranked][:, : self.main], axis=0, return_index=True
-        )  # the vocabulary is last
+        )  # the vocabulary is the last component
         chosen = ranked[np.sort(first)][: top * self._room()]
         total = combinations.stored + combinations.peak + self.residual_bytes[residual, column]
         return [
@@ -198,16 +208,17 @@ class MeshSearch:
         ]
 
     def _room(self) -> int:
+        """Return the number of equivalent combinations to allow for each distinct layout."""
         return 2 * symmetries(self.problem.slice_)
 
     def _options(self, i: int, state: int, column: int, top: int) -> StateRows:
-        """Rows of component i worth joining in a state."""
+        """Return the rows of component i that are worth joining in a state."""
         vocabulary = self.components[i].component.kind == "vocab"
         rows = self._front_rows(i, column, 1 if vocabulary or top == 1 else top * self._room())
         return self.options(i, rows, state, column)
 
     def _front_rows(self, i: int, column: int, top: int) -> Ints:
-        """Of every face, the rows that fewer than `top` others of the face beat."""
+        """Return the rows of every boundary that fewer than `top` others of the boundary dominate."""
         component_rows = self.components[i]
         if (column, top) not in component_rows.fronts:
             rows = np.flatnonzero(
@@ -225,7 +236,7 @@ class MeshSearch:
 
     @cached_property
     def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
-        """Of each component [columns]: the least and the largest working set of any row, the most stored bytes."""
+        """Least and largest working set and most stored bytes of any row, per component, [columns] each."""
         extremes = []
         for component_rows in self.components:
             peak, possible = component_rows.peak_bytes, component_rows.possible
@@ -235,25 +246,25 @@ class MeshSearch:
         return extremes
 
     def _others_peak(self, i: int, column: int) -> float:
-        """The least working set that some component other than i has; a smaller one of i saves nothing."""
+        """Return the largest of the other components' least working sets; a smaller one of i saves nothing."""
         least = (float(least[column]) for n, (least, _, _) in enumerate(self._extremes) if n != i)
         return max(least, default=0.0)
 
     def _safe_bytes(self, i: int, column: int) -> float:
-        """A row of component i that stores no more fits with whatever rows of the others, in any state."""
+        """Return the stored bytes with which a row of component i fits beside any rows of the others."""
         peak = max(float(peak[column]) for _, peak, _ in self._extremes)
         others = sum(float(stored[column]) for n, (_, _, stored) in enumerate(self._extremes) if n != i)
         return self.problem.usable_bytes - peak - float(self.residual_bytes[:, column].max()) - others
 
     def choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
-        """The choice of one row of each component in a state."""
+        """Return the choice of one row of each component in a state."""
         picks = tuple(component_rows.pick(row) for component_rows, row in zip(self.components, rows, strict=True))
         residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
         return Choice(self.mesh, residual, picks, *self.pairs[column], step_s, total_bytes)
 
 
 def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
-    """[residuals, columns]: the residual stream and the update that is added to it."""
+    """Return the bytes per device [residuals, columns] of the residual stream and the update added to it."""
     bits = 1 << np.arange(state.cuts.shape[1])
     ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
     tokens = batches * problem.work.tokens_per_sequence
@@ -262,6 +273,9 @@ def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints)
 
 
 def worst_of(choices: Iterable[Choice], top: int) -> float:
-    """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
+    """Return the seconds that a further choice may take at most (ties count) to be among the best `top`.
+
+    The result is infinite while there are fewer than `top` choices.
+    """
     seconds = sorted(c.step_s for c in choices)
     return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf

@@ -1,4 +1,4 @@
-"""Pareto fronts: of any items by their values; of a component's options on arrays, and of joins of them."""
+"""Compute Pareto fronts: of any items by their values, of a component's rows on arrays, and of joins of rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from strategies.readers.rates import Floats, Ints
 
 Item = TypeVar("Item")
 
-_FEW = 50  # up to so many options are joined without being pruned
+_FEW = 50  # up to so many rows are joined without being pruned
 
 
 def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]) -> list[Item]:
-    """Those that none before them beats, where smaller values are better: of equal ones, the first.
+    """Return the items that no item before them dominates, where smaller values are better.
 
-    The items come in order of their values, so that none is beaten by a later one.
+    Of items with equal values the first stays. The items must come in the order of their values, so that no later one
+    dominates an earlier one.
 
     >>> undominated([(1, 9), (2, 9), (2, 5), (3, 6)], lambda pair: pair)
     [(1, 9), (2, 5)]
@@ -33,7 +34,10 @@ def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]
 
 @dataclass(frozen=True)
 class StateRows:
-    """Rows of one component in one state: seconds of all its layers, stored and peak bytes."""
+    """Hold rows of one component in one state: seconds of all its layers, stored and peak bytes per device.
+
+    All arrays have shape [rows]; `row` has the rows' numbers, or [rows, components] after a join.
+    """
 
     row: Ints
     seconds: Floats
@@ -41,19 +45,20 @@ class StateRows:
     peak: Floats
 
     def take(self, which: Ints) -> StateRows:
-        """The options at these places."""
+        """Return the rows at these places."""
         return StateRows(self.row[which], self.seconds[which], self.stored[which], self.peak[which])
 
     def within(self, limit_s: float) -> StateRows:
-        """Those that take no longer than the limit."""
+        """Return the rows that take at most `limit_s` seconds."""
         return self.take(np.flatnonzero(self.seconds <= limit_s))
 
     def front(
         self, top: int, boundary: Ints | None = None, safe: float = -np.inf, hops_hidden_s: Floats | None = None
     ) -> StateRows:
-        """Those that fewer than `top` others (of their face) beat in seconds (early ones too), stored and peak bytes.
+        """Return the rows that fewer than `top` others of their boundary dominate.
 
-        Rows that store no more than `safe` bytes fit whatever joins them, so their memory counts for nothing.
+        Compared are seconds, `hops_hidden_s` where it is passed, stored and peak bytes. Rows that store at most `safe`
+        bytes fit with every row of the others, so their memory is not compared.
         """
         boundary = np.zeros(len(self.row), dtype=np.int64) if boundary is None else boundary
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
@@ -87,9 +92,9 @@ def _unbeaten(
     peak: Floats,
     ties: tuple[Floats, Floats, Ints],
 ) -> Ints:
-    """The rows that no other of their face beats, by face and then seconds, in rounds.
+    """Return the rows that no other of their boundary dominates, by boundary and then seconds.
 
-    Each round keeps the fastest row that is left of every face, and drops what it beats.
+    Each round keeps the fastest remaining row of every boundary, and drops the rows that it dominates.
     """
     left = _not_beaten_by_the_fastest(boundary, seconds, hops_hidden_s, stored, peak)
     left = left[np.lexsort([x[left] for x in (*ties[::-1], hops_hidden_s, seconds, boundary)])]
@@ -107,7 +112,7 @@ def _unbeaten(
 def _not_beaten_by_the_fastest(
     boundary: Ints, seconds: Floats, hops_hidden_s: Floats, stored: Floats, peak: Floats
 ) -> Ints:
-    """The rows but for those that a faster one, the first of the fastest of their face, beats in everything."""
+    """Drop the slower rows that the fastest row of their boundary dominates; return the others."""
     order = np.lexsort((seconds, boundary))
     in_order = boundary[order]
     fastest = order[np.searchsorted(in_order, in_order)]
@@ -117,7 +122,10 @@ def _not_beaten_by_the_fastest(
 
 
 def _beaten_by_the_fastest(boundary: Ints, values: Sequence[Floats], top: int) -> Ints:
-    """How many of the `top` fastest of their face are no greater in any value, of rows in order of face and seconds."""
+    """Count for each row the dominating ones among the `top` fastest of its boundary.
+
+    The rows must be in order of boundary and seconds.
+    """
     place, first, count = (
         np.arange(len(boundary)),
         np.searchsorted(boundary, boundary),
@@ -132,6 +140,7 @@ def _beaten_by_the_fastest(boundary: Ints, values: Sequence[Floats], top: int) -
 def _fewer_beat(
     rivals: list[tuple[float, float, float]], hops_hidden_s: float, stored: float, peak: float, top: int
 ) -> bool:
+    """Return whether fewer than `top` of the rivals are no greater in all three values."""
     beaten = 0
     for e, s, p in rivals:
         if s <= stored and p <= peak and e <= hops_hidden_s:
@@ -142,9 +151,10 @@ def _fewer_beat(
 
 
 def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int) -> StateRows:
-    """Combinations of one row per component (`row` [combinations, components]) that may be among the best `top`.
+    """Return combinations of one row per component that may be among the best `top`, `row` [combinations, components].
 
-    One component joins at a time; what cannot end within `worst`, or is beaten in everything by `top` others, goes.
+    Components are joined one at a time. A combination that cannot end within `worst` seconds, or that `top` others
+    dominate, is dropped.
     """
     joint = StateRows(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)

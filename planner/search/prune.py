@@ -1,8 +1,8 @@
-"""What of a mesh may be part of a layout no slower than those found already.
+"""Drop the parts of a mesh search that no layout can use that is as fast as the best ones so far.
 
-Rows whose own seconds are too many with the least of all else are left out before glue is priced, and then residuals
-under which the least of the components is too much. Of many rows glue is most of the work: there components are taken
-one by one, those of few faces first, and each leaves less for the next.
+Rows that are too slow even with the least seconds of all other components are dropped before reshards are priced.
+Residuals whose least seconds are too many follow. With many rows, reshards are most of the work: then components are
+priced one by one, those of few boundaries first, and each leaves fewer rows for the next.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from planner.search.residuals import States
 from strategies.readers.rates import Floats, Ints
 
 
-def near(mesh_search: MeshSearch, worst_s: Mapping[int, float]) -> MeshSearch | None:
-    """The board of these columns, with what may be part of a layout that takes at most so long; None: nothing."""
+def prune(mesh_search: MeshSearch, worst_s: Mapping[int, float]) -> MeshSearch | None:
+    """Return the mesh search of these columns, reduced to rows of layouts that may be fast enough; None if none is.
+
+    `worst_s` maps a column to the seconds that a layout may take at most.
+    """
     own_s = [j.least_reads_full_s * j.component.times for j in mesh_search.components]
     least_s = np.asarray(sum(own_s))
     columns = np.array([c for c in worst_s if np.isfinite(least_s[c])], dtype=np.int64)
@@ -51,7 +54,7 @@ def near(mesh_search: MeshSearch, worst_s: Mapping[int, float]) -> MeshSearch | 
 def _price_all(
     mesh_search: MeshSearch, close: Sequence[ComponentRows], columns: Ints, worst: Floats
 ) -> MeshSearch | None:
-    """All reshards are priced together: of few rows it costs less than it would save to leave some out."""
+    """Price all reshards at once: with few rows this costs less than dropping some of them would save."""
     state, phase, fast = mesh_search.state, mesh_search.problem.work.phase, mesh_search.problem.fast
     reshards, evaluations = price_reshards(
         close, state, phase, mesh_search.rates, fast, mesh_search.batches[:, columns]
@@ -80,9 +83,9 @@ def _price_all(
 def _price_one_by_one(
     mesh_search: MeshSearch, close: Sequence[ComponentRows], columns: Ints, worst: Floats, own_s: Sequence[Floats]
 ) -> MeshSearch | None:
-    """Reshards are priced for one component after the other, those of few faces first, for what is left by then.
+    """Price reshards component by component, those of few boundaries first, for the rows left by then.
 
-    `own_s`: the least seconds of each component, without glue [columns].
+    `own_s` has the least seconds of each component [columns], without reshards.
     """
     state, phase, fast = mesh_search.state, mesh_search.problem.work.phase, mesh_search.problem.fast
     bound = np.repeat(np.asarray(sum(own_s))[None], len(state.cuts), axis=0)  # [residuals, columns]
@@ -109,7 +112,7 @@ def _price_one_by_one(
 
 
 def _within(component_rows: ComponentRows, most_s: Floats, columns: Ints | slice = slice(None)) -> Ints:
-    """The rows that take no longer than this [columns] at some of these batches, without glue."""
+    """Return the rows that take at most `most_s` [columns] at some of these batches, without reshards."""
     seconds = component_rows.reads_full_s[:, columns] * component_rows.component.times
     fast: NDArray[np.bool_] = np.isfinite(seconds) & (seconds <= most_s)
     return np.flatnonzero(fast.any(axis=1))
@@ -122,6 +125,7 @@ def _restricted(
     state: States,
     reshards: tuple[list[ReshardCosts], int] | None,
 ) -> MeshSearch:
+    """Return a mesh search of these components, columns and states."""
     pairs = [mesh_search.pairs[c] for c in columns.tolist()]
     return MeshSearch(
         mesh_search.problem,

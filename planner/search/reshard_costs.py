@@ -1,7 +1,8 @@
-"""What glue costs: for every face of a component, its entry and exit with every residual.
+"""Price the reshards: for every boundary of a component, its entry and exit with every residual.
 
-A glue program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So it
-is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
+The seconds of a reshard program grow linearly with the batch where the terms of a collective add up
+(`Rates.additive`). It is then priced at the smallest and the largest batch, and interpolated between them; otherwise
+it is priced at every batch.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from strategies.tables.dedup import price_shared
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
 ALL_ENDS_LIMIT = 1 << 15
-"""Up to so many rows of glue are priced at once, and then for all ends that there may be: meshes of equally many axes
-share what tells their rows apart."""
+"""Up to so many rows of a reshard program are priced at once, and then for all possible ends, so that meshes with
+equally many axes share the arrays that tell their rows apart."""
 
 
 @dataclass(frozen=True)
 class ReshardProgram:
-    """A glue program by its ends, and the end of each face.
+    """Hold the prices of one reshard program by its ends, and the number of the end of each boundary.
 
-    Seconds, and those of hops and launches among them, at the batches that were priced [priced, ends, residuals]; `ok`
-    [columns, ends, residuals]: whether it runs a batch.
+    `step_s` and, of it, `wait_s` of hops and launches are seconds [priced, ends, residuals] at the priced batches. `ok`
+    [columns, ends, residuals] is true where the program can run a batch. `end` [boundaries] numbers the ends.
     """
 
     step_s: Floats
@@ -46,47 +47,55 @@ class ReshardProgram:
 
 @dataclass(frozen=True)
 class ReshardCosts:
-    """Entry and exit of each face with each residual; `shares` [columns, priced] of the batches that were priced."""
+    """Hold the entry and exit programs of a component's boundaries with each residual.
+
+    `shares` [columns, priced] are the weights with which the priced batches are interpolated.
+    """
 
     programs: tuple[ReshardProgram, ...]
     shares: Floats
 
     def seconds(self, residual: int, column: int) -> tuple[Floats, Floats]:
-        """Seconds [faces] with one residual at one batch, less hops and launches, and with them; inf where none."""
+        """Return `hops_hidden_s` and `reads_full_s` [boundaries] with one residual at one batch.
+
+        The first leaves out hops and launches. Both are infinite where a boundary cannot meet the residual.
+        """
         hops_hidden_s: Number = 0.0
         reads_full_s: Number = 0.0
         for program in self.programs:
-            step_s = self._between(program.step_s[..., residual], column)
+            step_s = self._interpolate(program.step_s[..., residual], column)
             step_s = np.where(program.ok[column, :, residual], step_s, np.inf)
             reads_full_s = reads_full_s + step_s[program.end]
-            hops_hidden_s = hops_hidden_s + (step_s - self._between(program.wait_s[..., residual], column))[program.end]
+            hops_hidden_s = (
+                hops_hidden_s + (step_s - self._interpolate(program.wait_s[..., residual], column))[program.end]
+            )
         return np.asarray(hops_hidden_s), np.asarray(reads_full_s)
 
     def least_seconds(self, component_rows: ComponentRows) -> Floats:
-        """[residuals, columns]: the least seconds of one layer, body and glue."""
+        """Return the least seconds of one layer, body and reshards together [residuals, columns]."""
         body_hops_hidden_s, body_reads_full_s = component_rows.least_seconds
         residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // body_hops_hidden_s.size)
         result = np.empty((residuals, body_hops_hidden_s.shape[1]))
         for start in range(0, residuals, step):
             chunk = slice(start, start + step)
-            step_s, wait_s, ok = self._at(chunk)
+            step_s, wait_s, ok = self._on_boundaries(chunk)
             for column in range(body_hops_hidden_s.shape[1]):
-                total_s = self._between(step_s, column)
+                total_s = self._interpolate(step_s, column)
                 seconds = total_s + body_reads_full_s[:, column, None]
-                total_s -= self._between(wait_s, column)
+                total_s -= self._interpolate(wait_s, column)
                 total_s += body_hops_hidden_s[:, column, None]
                 np.maximum(seconds, total_s, out=seconds)
                 result[chunk, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
         return result
 
     def for_boundaries(self, boundaries: Ints) -> ReshardCosts:
-        """Of these faces only."""
+        """Return the costs of these boundaries only."""
         return ReshardCosts(
             tuple(replace(program, end=program.end[boundaries]) for program in self.programs), self.shares
         )
 
     def take(self, residuals: Ints) -> ReshardCosts:
-        """With these residuals only."""
+        """Return the costs with these residuals only."""
         programs = (
             ReshardProgram(
                 program.step_s[..., residuals], program.wait_s[..., residuals], program.ok[..., residuals], program.end
@@ -95,8 +104,8 @@ class ReshardCosts:
         )
         return ReshardCosts(tuple(programs), self.shares)
 
-    def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
-        """Of all programs together, [priced or columns, faces, residuals]."""
+    def _on_boundaries(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
+        """Return `step_s`, `wait_s` and `ok` of all programs, [priced or columns, boundaries, residuals]."""
         arrays = [
             tuple(x[:, :, residuals].take(program.end, axis=1) for x in (program.step_s, program.wait_s, program.ok))
             for program in self.programs
@@ -104,8 +113,8 @@ class ReshardCosts:
         step_s, wait_s, ok = zip(*arrays, strict=True)
         return sum(step_s), sum(wait_s), np.logical_and.reduce(ok)
 
-    def _between(self, values: Floats, column: int) -> Floats:
-        """At one batch, of what was found at the priced ones."""
+    def _interpolate(self, values: Floats, column: int) -> Floats:
+        """Return the value at one batch, interpolated between the priced ones."""
         shares = self.shares[column].tolist()
         return np.asarray(sum(share * value for share, value in zip(shares, values, strict=True) if share))
 
@@ -113,10 +122,11 @@ class ReshardCosts:
 def price_reshards(
     components: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[list[ReshardCosts], int]:
-    """Entry and exit of every face of each component with every residual; inf where a dim does not divide.
+    """Price entry and exit of every boundary of each component with every residual.
 
-    Components share most of their glue: a program is priced once, for all the ends that any of them has. Also returns
-    how many prices that gives, over ends that some face has, residuals and batches.
+    Seconds are infinite where a dim does not divide. Components share most of their reshards, so a program is priced
+    once for all the ends that any component has. `batches` has shape [1, columns]. Also returns the number of prices:
+    ends that some boundary has, times residuals and batches.
     """
     wanted: dict[tuple[int, str], tuple[CheckedProgram, list[tuple[int, Ints]]]] = {}
     for number, component_rows in enumerate(components):
@@ -142,14 +152,14 @@ def price_reshards(
 
 
 def reshard_rows(components: Sequence[ComponentRows], states: States) -> int:
-    """How many ends and residuals meet, over all components."""
+    """Return the number of pairs of an end and a residual, over all components."""
     return sum(len(component_rows.reads) + len(component_rows.gives) for component_rows in components) * len(
         states.cuts
     )
 
 
 def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
-    """The ends to price glue for, and which of them the wanted ones are: if that is not too many, all that may be."""
+    """Return the ends to price, all possible ones if those are few, and the number of each wanted end among them."""
     codes = CODES if side == "entry" else GIVEN
     possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
     axes = wanted.shape[1]
@@ -161,11 +171,12 @@ def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, In
 
 @lru_cache(maxsize=32)
 def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
+    """Return every combination of these codes on that many axes, [combinations, axes]."""
     return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(len(codes) ** axes, axes)
 
 
 def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
-    """The batches to price glue at [1, priced], and the share that each has in those asked for [columns, priced]."""
+    """Return the batches to price [1, priced], and the weights that interpolate the others [columns, priced]."""
     if not rates.additive or batches.shape[1] < 3:
         return batches, np.eye(batches.shape[1])
     low, high = int(batches.min()), int(batches.max())
@@ -184,11 +195,14 @@ def _price_program(
     batches: Ints,
     priced_batches: Ints,
 ) -> tuple[Floats, Floats, Flags]:
-    """`step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`; of the component it needs D and T."""
+    """Return `step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`.
+
+    Of the component only the dims D and T are used.
+    """
     role_sets_of = _cached_role_sets if len(ends) * len(cuts) <= ROWS_CACHED else _cached_role_sets.__wrapped__
     role_sets = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
     fit, total = fit_part(part, component, rates, role_sets.masks, batches), Totals()
-    sizes = {**fit.sizes, "B": priced_batches}  # never padded by glue
+    sizes = {**fit.sizes, "B": priced_batches}  # a reshard never pads the batch
     price_shared(scope_of(part, sizes, role_sets.masks, rates, fast), part.needs, role_sets, fast, total)
     shape = (len(ends), len(cuts), -1)
     step_s = np.broadcast_to(total.step_s, (role_sets.rows, priced_batches.shape[1])).T.reshape(-1, *shape[:2])
@@ -203,13 +217,17 @@ def _price_program(
 def _cached_role_sets(
     part: CheckedProgram, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
 ) -> RoleSets:
-    """The `reshard_role_sets` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+    """Return `reshard_role_sets` of arrays given as bytes and shape, which meshes of equally many axes share."""
     first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
     return reshard_role_sets(part, first, second, side)
 
 
 def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -> RoleSets:
-    """What each mesh axis plays for every end of a body with every residual, [ends * residuals]: a pair of codes."""
+    """Return the role of each mesh axis for every end of a body with every residual, [ends * residuals].
+
+    A role of a reshard program is named by a pair of codes: the dim that the axis cuts in the body, and in the
+    residual.
+    """
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == READ["T"], READ["-"], cuts) if one_position else cuts
     members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}
@@ -217,7 +235,7 @@ def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -
 
 
 def _pairs_of(part: CheckedProgram, name: str, side: str) -> Flags:
-    """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
+    """Mark [end of the body, residual] the pairs of codes that have the role of that name."""
     pairs = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":
         pairs[:, READ[name[0]]] = True
