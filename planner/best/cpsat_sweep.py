@@ -1,4 +1,4 @@
-"""The best layout of every slice and batch by the CP-SAT model, and what it proved of each."""
+"""Find the best layout of every slice and batch by the CP-SAT model, with a proof of each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from planner.search.problem import SearchResult
 
 
 def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
-    """Solve every slice and batch of the query; by slice, then batch.
+    """Solve every slice and batch of the query, by slice and then batch.
 
-    An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
+    An interrupt ends it with the results so far; where there are none, `KeyboardInterrupt` is raised.
     """
     results: dict[str, SearchResult] = {}
     bests: list[Candidate] = []
@@ -47,7 +47,7 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
 
 
 def _note(result: SearchResult, priced: list[MeshSearch], batch: int) -> None:
-    """What a batch needs at the least, and which assignments need more than there is."""
+    """Note the least bytes of a batch, and count the assignments that exceed the usable HBM."""
     for mesh_search in priced:
         for column, (column_batch, _) in enumerate(mesh_search.pairs):
             if column_batch == batch:

@@ -1,13 +1,13 @@
-"""A prefill and a decode layout on one slice that share one copy of the weights: the best pair, proved by CP-SAT.
+"""Find the best prefill and decode layouts of one slice that share one copy of the weights, proved by CP-SAT.
 
 Both run on one mesh. Every weight tensor has one spec: the same shape after padding, and per dim the same mesh axes in
-the same order, in both phases. Layouts are those that a plan file can say (`coupled.sides.orders_of`). The norms'
-vectors are no part of this: either layout takes its part of vectors that every device holds whole
-(`norms.norm_bytes`). Caches are one spec too (`cache="equal"`: no cut over S then, whose positions a prefill keeps in
-zigzag order and a decode striped), or free (`"resharded"`: what moving them costs is for the caller to price, as
+the same order, in both phases. Layouts are those that a plan file can state (`phase_rows.orders_of`). The norms'
+vectors are not part of this: either layout reads its part of vectors that every device stores in full
+(`norms.norm_bytes`). Caches have one spec too (`cache="equal"`: no cut over S then, whose positions a prefill keeps in
+zigzag order and a decode striped), or they are free (`"resharded"`: the caller prices their move, as
 `planner.serve.reshard.insert_move` does).
 
-Least, in seconds of the slice per request of `output` tokens:
+Minimised are the seconds of the slice per request of `output` tokens:
 
     prefill step / prefill batch  +  output x decode step / decode batch
 
@@ -16,7 +16,7 @@ Memory of a device, which must fit: the weights and norms once, the decode's cac
     prefill   the caches that its batch makes, its largest temporaries, its residual stream and update
     decode    its largest temporaries, its residual stream and update
 
-so a prefill runs while the decode batch's caches are held, and its own caches are not among them yet.
+A prefill thus runs while the decode batch's caches stay in HBM, and its own caches are not among them yet.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 
 CACHES = ("resharded", "equal")
 GROWTH = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, np.inf)
-"""Limits that are tried, as multiples of the least that a pair could cost: the first that a pair meets proves it."""
+"""Limits to try, as multiples of the lower bound of a pair's cost: the first limit that a pair meets proves it."""
 
 
 class NoPairInTime(InputError):
-    """The time limit of a pair's search ended it before any pair was found."""
+    """Report that the time limit of a pair's search ended it before there was any pair."""
 
 
 @dataclass(frozen=True)
 class SharedCandidate(Candidate):
-    """A candidate whose layout is on the mesh of a pair: the mesh's pieces, none merged, in an order of its own."""
+    """Extend a candidate by an order of the mesh axes: its layout keeps the mesh's pieces, none of them merged."""
 
     order: tuple[int, ...]
 
     def layout(self) -> BoundLayout:
-        """The layout of the choice, with one mesh axis for each piece, major first."""
+        """Return the layout of the choice, with one mesh axis for each piece, major first."""
         place = by_place(self.choice.mesh)
         mesh = mesh_of(self.slice_, [(self.choice.mesh[i],) for i in place])
         assigned = [
@@ -78,7 +78,7 @@ Pair = tuple[SharedCandidate, SharedCandidate, Proof]
 
 @dataclass(frozen=True)
 class _Best:
-    """A pair that was found, and what it costs."""
+    """Hold the best pair so far."""
 
     phases: tuple[PhaseVariables, PhaseVariables]
 
@@ -96,11 +96,12 @@ def shared_pair(
     cache: str = "resharded",
     seconds: float | None = None,
 ) -> Pair | None:
-    """The best prefill and decode layouts of one slice that store every weight alike; None: no pair fits.
+    """Return the best prefill and decode layouts of one slice that store every weight alike, or None.
 
-    Each request has one batch; `output`: tokens of a request. The proof's objective and bound are seconds of the slice
-    per request. With `seconds` of solving over, the best so far. Both candidates are priced again with the plain cost
-    function, and their specs compared. Raises `InputError` on bad input, and where nothing was found in time.
+    None means that no pair fits. Each query has one batch; `output` is the number of tokens of a request. The proof's
+    objective and bound are seconds of the slice per request. When `seconds` of solving are over, the best pair so far
+    is returned. Both candidates are priced again with the plain cost function, and their specs compared. Raises
+    `InputError` on bad input, and `NoPairInTime` where there was no pair in time.
     """
     _check(prefill, decode, output, cache, seconds)
     queries = (prefill, decode)
@@ -127,6 +128,7 @@ def shared_pair(
 
 
 def _check(prefill: Query, decode: Query, output: int, cache: str, seconds: float | None) -> None:
+    """Raise `InputError` unless the queries are one prefill and one decode batch of one model and dtypes."""
     check_solver(CP_SAT, seconds)
     check_count("output", output, LARGEST_CONTEXT)
     if cache not in CACHES:
@@ -140,7 +142,7 @@ def _check(prefill: Query, decode: Query, output: int, cache: str, seconds: floa
 
 
 def pair_bytes(prefill: Plan, decode: Plan) -> float:
-    """Bytes per device of both plans together: weights once, the decode's caches, the larger working set."""
+    """Return the bytes per device of both plans: weights once, the decode's caches, the larger working set."""
     prefill_memory, decode_memory = prefill.memory, decode.memory
     return (
         decode_memory.weights_bytes
@@ -150,7 +152,10 @@ def pair_bytes(prefill: Plan, decode: Plan) -> float:
 
 
 def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
-    """Raise `RuntimeError` unless the plans store the weights alike (and the caches, if `equal`) and fit together."""
+    """Raise `RuntimeError` unless the plans store the weights alike and fit on one slice.
+
+    With `cache="equal"` the caches must be stored alike, too.
+    """
     for name, spec in decode.specs.items():
         short = name.rpartition("/")[2]
         if short == "norm" or (spec.is_cache and cache != "equal"):
@@ -168,7 +173,7 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
 
 
 class _PairSearch:
-    """The best pair of the meshes so far, and what is proved of it."""
+    """Keep the best pair of the meshes so far, and the proof about it."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
@@ -196,7 +201,7 @@ class _PairSearch:
                 return
 
     def _solve(self, model: PairModel) -> float:
-        """Keep the best of a model's pairs if there is none better; what no pair of the model costs less than."""
+        """Keep the best pair of a model if it is better, and return a lower bound of the model's pairs."""
         ended = self._run(model)
         if ended.has_solution:
             phases = model.solution(ended)
@@ -217,13 +222,17 @@ class _PairSearch:
         return np.inf if ended.status == INFEASIBLE else model.bound_s(ended)
 
     def _run(self, model: PairModel) -> Ended:
+        """Run the solver in the time that is left."""
         ended = run(model.model, None if self.seconds is None else max(self.seconds - self.wall_s, 1e-9))
         self.wall_s, self.variables = self.wall_s + ended.wall_s, max(self.variables, ended.variables)
         self.interrupted |= ended.interrupted
         return ended
 
     def ended_best(self) -> _Best | None:
-        """The best pair; None where the proof is that there is none."""
+        """Return the best pair, or None where it is proved that there is none.
+
+        Raises `KeyboardInterrupt` or `NoPairInTime` where the search ended before there was a pair.
+        """
         if self.best is None and self.interrupted:
             raise KeyboardInterrupt
         if self.best is None and self.cut_short:
@@ -233,7 +242,7 @@ class _PairSearch:
         return self.best
 
     def proof(self) -> Proof:
-        """What is proved of the best pair."""
+        """Return the proof about the best pair."""
         assert self.best is not None
         cost_s = self.best.cost_s
         bound_s = min(self.bound_s, cost_s)

@@ -1,10 +1,10 @@
-"""The CP-SAT model of a pair on one mesh: a state, an order of the mesh axes and rows per phase, and one spec for both.
+"""Build the CP-SAT model of a pair on one mesh: a state, an order of the mesh axes and rows per phase, one shared spec.
 
 of each phase p      sum_b z_pb = 1      sum_r x_pbcr = z_pb for each component c      sum_o order_po = 1
-                     z_pb needs an order that its prefixes stand for
+                     z_pb needs an order that its prefixes describe
 of each component c  sum_s y_cs = 1      a row whose spec is s in order o, with that order, needs y_cs
 memory               norms + sum weights_s y_cs + kv of decode + work <= usable,
-                     work >= kv of prefill + peak_prefill + held_prefill,   work >= peak_decode + held_decode
+                     work >= kv of prefill + peak_prefill + residual_prefill,   work >= peak_decode + residual_decode
 minimise             sum seconds_r x_pbcr, in seconds of the slice per request
 """
 
@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """What one phase does: its block, the rows' places in the block, and its order of the mesh axes."""
+    """Hold the solution of one phase: its block, the rows' places in the block, and its order of the mesh axes."""
 
     block: PhaseBlock
     rows: tuple[int, ...]
@@ -37,11 +37,11 @@ class PhaseVariables:
 
     @property
     def cost_s(self) -> float:
-        """Its share of the objective."""
+        """Seconds that the phase adds to the objective."""
         return sum(float(o.seconds[row]) for o, row in zip(self.block.options, self.rows, strict=True))
 
     def choice(self) -> Choice:
-        """The choice, as the tables price it on its own."""
+        """Return the choice of the phase, as the tables price it on its own."""
         block, phase_rows = self.block, self.block.phase_rows
         places = [int(o.row[row]) for o, row in zip(block.options, self.rows, strict=True)]
         stored = sum(float(phase_rows.weights[i][a] + phase_rows.kv[i][a]) for i, a in enumerate(places))
@@ -58,7 +58,10 @@ class PhaseVariables:
 
 
 class PairModel:
-    """The model over blocks of both phases. `least_s`: no pair costs less."""
+    """Model the choice of a pair over the blocks of both phases.
+
+    `blocks` has the prefill's first. `least_s` is a lower bound of the cost of any pair, in seconds per request.
+    """
 
     def __init__(self, blocks: Sequence[Sequence[PhaseBlock]], least_s: float) -> None:
         self.blocks, self.model, self.least_s = blocks, cp_model.CpModel(), least_s
@@ -83,10 +86,11 @@ class PairModel:
         self.model.minimize(self.cost)
 
     def _bool(self) -> cp_model.IntVar:
+        """Return a new Boolean variable."""
         return self.model.new_bool_var("")
 
     def _choose(self, phase: int) -> None:
-        """One block, one row of each of its components, and one order that its prefixes stand for."""
+        """Require one block, one row of each of its components, and one order that its prefixes describe."""
         self.model.add_exactly_one(self.z[phase])
         self.model.add_exactly_one(self.order[phase])
         places = {order: n for n, order in enumerate(self.orders)}
@@ -102,7 +106,7 @@ class PairModel:
             self.model.add_bool_or([z.negated(), *allowed_orders])
 
     def _share(self, i: int) -> None:
-        """Both phases' rows of a component have the spec that is chosen."""
+        """Require that both phases' rows of a component have the chosen spec."""
         classes = [self._classes(phase, i) for phase in range(2)]
         specs = [{s: [ordered(s, order) for order in self.orders] for s in by_stored} for by_stored in classes]
         phase_spec_sets = [
@@ -115,7 +119,7 @@ class PairModel:
                 self._meets(phase, i, literals, specs[phase][stored])
 
     def _classes(self, phase: int, i: int) -> dict[Stored, Literals]:
-        """The rows of a component by how they store it, before an order."""
+        """Return the rows of a component by their spec before an order."""
         result: dict[Stored, Literals] = {}
         for xs, block in zip(self.x[phase], self.blocks[phase], strict=True):
             for literal, stored in zip(xs[i], block.specs[i], strict=True):
@@ -123,7 +127,7 @@ class PairModel:
         return result
 
     def _meets(self, phase: int, i: int, literals: Literals, specs: Sequence[Stored]) -> None:
-        """One of these rows needs, with each order, the spec that it has in it."""
+        """Require, with each order, the spec that these rows have in it, if one of them is chosen."""
         selected = self._bool()
         self.model.add(sum(literals) == selected)
         by_spec: dict[Stored, Literals] = {}
@@ -138,7 +142,7 @@ class PairModel:
                     self.model.add_bool_or([selected.negated(), order.negated(), *spec_literal])
 
     def _sum(self, terms: Sequence[tuple[int, int, str]]) -> cp_model.LinearExprT:
-        """The sum over components (phase, component, quantity) of what the chosen rows have of it."""
+        """Return the sum over (phase, component, quantity) of the chosen rows' quantities."""
         literals: Literals = []
         weights: list[int] = []
         for phase, i, name in terms:
@@ -149,7 +153,7 @@ class PairModel:
         return cp_model.LinearExpr.weighted_sum(literals, weights)
 
     def _memory(self) -> cp_model.LinearExprT:
-        """All bytes of a device, which must fit."""
+        """Return all bytes of a device, and require that they fit."""
         largest_bytes = sum(
             max(self._most(p, i, "stored") + self._most(p, i, "peak") for p in range(2)) for i in range(self.parts)
         )
@@ -177,7 +181,7 @@ class PairModel:
         return total
 
     def _work(self, phase: int) -> cp_model.LinearExprT:
-        """A phase's largest temporaries and its residual stream."""
+        """Return the bytes of a phase's largest temporaries and its residual stream."""
         peaks = [block.options[i].peak for block in self.blocks[phase] for i in range(self.parts)]
         peak = self.model.new_int_var(0, max(max(self.bytes.up(p)) for p in peaks), "")
         for i in range(self.parts):
@@ -190,10 +194,11 @@ class PairModel:
         )
 
     def _most(self, phase: int, i: int, name: str) -> float:
+        """Return the largest value of a quantity among a component's options."""
         return max(float(getattr(block.options[i], name).max()) for block in self.blocks[phase])
 
     def _weights(self, i: int) -> dict[Stored, float]:
-        """Bytes of a component's weights, by spec."""
+        """Return the bytes of a component's weights by spec."""
         result: dict[Stored, float] = {}
         for block in self.blocks[1]:
             for place, stored in zip(block.options[i].row.tolist(), block.specs[i], strict=True):
@@ -202,20 +207,21 @@ class PairModel:
         return result
 
     def least_bytes(self, cost: float) -> None:
-        """Of the pairs that cost no more than an optimum (a whole number), now that which needs the least memory."""
+        """Minimise memory among the pairs that cost no more than `cost`, an optimum as a whole number."""
         self.model.add(self.cost <= round(cost))
         self.model.minimize(self.total)
 
     def solution(self, ended: Ended) -> tuple[PhaseVariables, PhaseVariables]:
-        """The solution."""
+        """Return the solution of both phases, the prefill's first."""
         first, second = (self._phase_variables(phase, ended) for phase in range(2))
         return first, second
 
     def _phase_variables(self, phase: int, ended: Ended) -> PhaseVariables:
+        """Return the solution of one phase."""
         number = ended.chosen(self.z[phase])
         rows = tuple(ended.chosen(literals) for literals in self.x[phase][number])
         return PhaseVariables(self.blocks[phase][number], rows, self.orders[ended.chosen(self.order[phase])])
 
     def bound_s(self, ended: Ended) -> float:
-        """No pair of these blocks costs less: the solver's bound without what was rounded."""
+        """Return a lower bound of the cost of these blocks' pairs: the solver's bound less the rounding."""
         return max(self.least_s, (ended.bound - 2 * self.parts) / self.scale.factor)

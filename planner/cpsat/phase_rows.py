@@ -1,10 +1,10 @@
-"""The two sides of a pair that shares its weights: rows of a phase on one mesh, and what bounds leave out.
+"""Build the rows of each phase of a pair that shares its weights, on one mesh, reduced by lower bounds.
 
-The objective is a sum over both phases and all components, each side's seconds times its `factor`. Whatever rows are
+The objective is a sum over both phases and all components, each phase's seconds times its `factor`. Whatever rows are
 chosen, a component's two rows store the weights alike, so at least cut the same dims of the same shapes (`unordered`).
-So a row costs at least its own seconds in its best residual and the least of the other side's rows that cut the same.
-Sums of such bounds leave out rows and states that no pair within a limit has; a pair that is found within the limit is
-the best of all. Where none is found the limit grows, at last to infinity.
+So a row costs at least its own seconds in its best residual plus the least of the other phase's rows with the same cut.
+Sums of such bounds exclude rows and states that no pair within a limit has; a pair within the limit is then the best of
+all. Where there is none, the limit grows, at last to infinity.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from strategies.readers.rates import Floats, Ints
 
 @dataclass(eq=False)
 class PhaseRows:
-    """One phase on one mesh at one padded batch; `caches`: caches must be stored alike, too, and whole in S.
+    """Hold the rows of one phase on one mesh at one padded batch.
 
-    Per component: `rows` that run the batch and alone fit, `seconds` [rows, residuals] times `factor`, bytes of weights
-    and cache, and the number of what a row cuts, as in `names`, which both sides share.
+    With `caches` the caches must be stored alike, too, with no cut over S. Per component there are `rows` that can run
+    the batch and fit on their own, `seconds` [rows, residuals] times `factor`, bytes per device of weights and KV
+    cache, the working sets, and `cut`: the number in `names` of the row's cut of the weights. Both phases share
+    `names`.
     """
 
     mesh_search: MeshSearch
@@ -72,21 +74,23 @@ class PhaseRows:
             self.cut.append(self._cuts(i, rows))
 
     def _residual(self, residual: int) -> list[int]:
+        """Return the codes of a residual, one per mesh axis."""
         return [int(c) for c in self.mesh_search.state.cuts[residual]]
 
     def _seconds(self, i: int, rows: Ints) -> Floats:
-        """[rows, residuals]: of all layers, reshards included."""
+        """Return the seconds [rows, residuals] of all layers, with their reshards."""
         residuals = range(len(self.mesh_search.state.cuts))
         return np.column_stack([self.mesh_search.seconds(i, rows, residual, self.column) for residual in residuals])
 
     def _cuts(self, i: int, rows: Ints) -> Ints:
+        """Return the number in `names` of each row's unordered spec."""
         residual = self._residual(0)
         cuts = (unordered(self.specs[i].stored(int(row), residual)) for row in rows)
         return np.array([self.names.setdefault(cut, len(self.names)) for cut in cuts], dtype=np.int64)
 
     @cached_property
     def norms(self) -> float:
-        """Bytes of the norms' vectors, which are whole on every device in either phase."""
+        """Bytes of the norms' vectors, which every device stores in full in either phase."""
         return norm_bytes(
             [component_rows.component for component_rows in self.mesh_search.components],
             self.mesh_search.problem.work,
@@ -94,26 +98,26 @@ class PhaseRows:
         )
 
     def residual_bytes(self, residual: int) -> float:
-        """Bytes of the residual stream and the update that is added to it."""
+        """Return the bytes per device of the residual stream and the update added to it."""
         return float(self.mesh_search.residual_bytes[residual, self.column]) - self.norms
 
     def stored(self, i: int, place: int, residual: int) -> Stored:
-        """The spec, before an order, of the row at a place of component i."""
+        """Return the unordered spec of the row at a place of component i."""
         key = (i, place, residual)
         if key not in self.stored_specs:
             self.stored_specs[key] = self.specs[i].stored(int(self.rows[i][place]), self._residual(residual))
         return self.stored_specs[key]
 
     def least_seconds_by_cut(self, i: int) -> Floats:
-        """[names]: the least seconds of component i's rows that cut so; inf where none does."""
+        """Return the least seconds [names] of component i's rows with each cut; infinite where there is none."""
         best = np.full(len(self.names), np.inf)
         np.minimum.at(best, self.cut[i], self.seconds[i].min(axis=1))
         return best
 
     def blocks(self, other: Sequence[Floats], limit: float) -> Iterator[PhaseBlock]:
-        """The states that a pair within the limit may have, with the rows it may have there.
+        """Yield the states that a pair within the limit may have, with the rows it may have there.
 
-        `other`: per component, by what is cut, the least seconds of the other side.
+        `other` has, per component and cut, the least seconds of the other phase.
         """
         other_s = [o[cut] for o, cut in zip(other, self.cut, strict=True)]
         states = self.mesh_search.state
@@ -132,6 +136,7 @@ class PhaseRows:
                 yield self._block(state, residual, places)
 
     def _block(self, state: int, residual: int, places: Sequence[NDArray[np.int64]]) -> PhaseBlock:
+        """Return the block of a state, with the Pareto front of the rows of each spec."""
         options, specs = [], []
         for i, component_places in enumerate(places):
             classes: dict[Stored, int] = {}
@@ -150,7 +155,10 @@ class PhaseRows:
 
 @dataclass(frozen=True)
 class PhaseBlock:
-    """One state of a side: per component options (`row`: places among the side's rows) and their specs."""
+    """Hold one state of a phase: per component its options and their specs.
+
+    The options' `row` has places among `PhaseRows.rows`.
+    """
 
     phase_rows: PhaseRows
     state: int
@@ -162,7 +170,7 @@ class PhaseBlock:
 def phase_rows_of(
     searches: Sequence[MeshSearch], batch: int, factor: float, caches: bool, names: dict[Stored, int]
 ) -> list[PhaseRows]:
-    """The sides of a phase on one mesh, one per padded batch."""
+    """Return the rows of a phase on one mesh, one `PhaseRows` per padded batch."""
     return [
         PhaseRows(search, column, factor, caches, names)
         for search in searches
@@ -172,15 +180,15 @@ def phase_rows_of(
 
 
 def least_by_cut(phase_rows: Sequence[PhaseRows]) -> list[Floats]:
-    """Per component, by what is cut, the least seconds of any padded batch."""
+    """Return per component and cut the least seconds of any padded batch."""
     parts = len(phase_rows[0].rows)
     return [np.stack([rows.least_seconds_by_cut(i) for rows in phase_rows]).min(axis=0) for i in range(parts)]
 
 
 def orders_of(phase_rows: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
-    """By state, the orders of the mesh axes that its prefixes stand for, and that a plan file can say.
+    """Return by state the orders of the mesh axes that its prefixes describe and a plan file can state.
 
-    A file says the order of those that cut the same dim of the residual: so those of B come first, then those of T and
+    A file states the order of axes that cut the same dim of the residual: so those of B come first, then those of T and
     of D, and at last the others by their place on the torus (`planner.plan.layout_file.laid_out`).
     """
     state, mesh = phase_rows.mesh_search.state, phase_rows.mesh_search.mesh
@@ -197,12 +205,12 @@ def orders_of(phase_rows: PhaseRows) -> dict[int, list[tuple[int, ...]]]:
 
 
 def by_place(mesh: Mesh) -> list[int]:
-    """The mesh axes by physical axis, major first."""
+    """Return the mesh axes by physical axis, major first."""
     return sorted(range(len(mesh)), key=lambda i: (mesh[i].axis, -mesh[i].stride))
 
 
 def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
-    """Which sets of mesh axes are prefixes, dim by dim, of the axes that cut it in this order."""
+    """Mark the sets of mesh axes that are prefixes, dim by dim, of the axes that cut it in this order."""
     prefix_sets = {0}
     for dim in sorted(set(cut)):
         if dim != CODES.index("-"):
@@ -215,12 +223,15 @@ def _prefixes(cut: Sequence[int], order: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def _cuts_sequence(stored: Stored) -> bool:
-    """Whether a cache is cut over S: a prefill keeps positions in zigzag order, a decode striped; never alike."""
+    """Return whether a cache is cut over S.
+
+    A prefill stores positions in zigzag order and a decode striped, so such caches are never alike.
+    """
     return any(not shape and bool(cuts[-1]) for _, shape, cuts in stored)
 
 
 def same_mesh(prefill: Sequence[MeshSearch], decode: Sequence[MeshSearch]) -> Iterator[tuple[MeshSearch, MeshSearch]]:
-    """The boards of each mesh that both phases have."""
+    """Yield the two phases' mesh searches of each mesh that both have."""
     for first in prefill:
         for second in decode:
             if first.mesh == second.mesh:

@@ -1,11 +1,11 @@
-"""Rows of the coupled choice: blocks (a mesh, padded batch and state of the residual) with options per component.
+"""Build the blocks of the coupled choice: a mesh, padded batch and state of the residual, with rows per component.
 
 A layout is one block and, of each component, one of the block's options: seconds add up, stored bytes add up, working
-sets do not (the largest counts), and the residual's bytes are the block's. What is left out here, and why no better
-layout goes with it:
+sets do not (the largest counts), and the residual's bytes are the block's. Three reductions leave options out, and none
+loses the best layout:
 
-front    an option that another of its block and component beats in seconds, stored bytes and working set: the other
-         can stand in for it in any layout, which then takes no longer and no more memory.
+front    an option that another of its block and component dominates in seconds, stored bytes and working set: the
+         other can replace it in any layout, which then takes no longer and no more memory.
 fit      a block in which not even the least memory fits: for some largest working set p, every component stores the
          least of what works within p. No layout of the block can need less than the least of these over p.
 cutoff   a block whose components' least seconds sum to more than a layout that fits takes (`Reduced.most_s`), and an
@@ -32,7 +32,10 @@ SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are 
 
 @dataclass(frozen=True)
 class Block:
-    """Options of every component in one state of one mesh at one padded batch; `held`: bytes of the residual."""
+    """Hold the options of every component in one state of one mesh at one padded batch.
+
+    `options` has one `StateRows` per component, in the order of the mesh search's components.
+    """
 
     mesh_search: MeshSearch
     column: int
@@ -41,33 +44,36 @@ class Block:
 
     @property
     def residual(self) -> int:
-        """The state's residual."""
+        """Number of the state's residual."""
         return int(self.mesh_search.state.residual[self.state])
 
     @property
     def residual_bytes(self) -> float:
-        """Bytes of the residual stream, the update that is added to it, and the norms."""
+        """Bytes per device of the residual stream, the update added to it, and the norms."""
         return float(self.mesh_search.residual_bytes[self.residual, self.column])
 
     @property
     def least_s(self) -> float:
-        """No layout of the block takes less: the sum over components of their fastest option."""
+        """Lower bound of the seconds of the block's layouts: the sum of the components' fastest options."""
         return sum(float(o.seconds.min()) for o in self.options)
 
     @property
     def size(self) -> int:
-        """How many options there are."""
+        """Number of options over all components."""
         return sum(len(o.row) for o in self.options)
 
     def choice(self, rows: Sequence[int]) -> Choice:
-        """The choice of these options (places in `options`), priced by the tables."""
+        """Return the choice of these options (places in `options`), priced by the tables."""
         picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
         step_s = sum(float(o.seconds[0]) for o in picked)
         total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.residual_bytes
         return self.mesh_search.choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
 
     def least_memory(self, usable: float) -> tuple[int, ...] | None:
-        """Options that fit, of those that need the least for some largest working set the fastest; None: none fit."""
+        """Return the fastest of the least-memory options that fit, or None where none fit.
+
+        For each possible largest working set, the options that store the least within it are tried.
+        """
         fitting: list[tuple[float, tuple[int, ...]]] = []
         for peak in np.unique(np.concatenate([o.peak for o in self.options])):
             stored = [np.where(o.peak <= peak, o.stored, np.inf) for o in self.options]
@@ -77,24 +83,24 @@ class Block:
         return min(fitting)[1] if fitting else None
 
     def fastest(self, usable: float) -> tuple[int, ...] | None:
-        """The fastest options, if they fit."""
+        """Return the fastest options if they fit, else None."""
         rows = tuple(int(o.seconds.argmin()) for o in self.options)
         picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
         total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.residual_bytes
         return rows if total <= usable else None
 
     def within(self, most_s: float) -> Block:
-        """Without the options that take more than `most_s` even beside the least of all others."""
+        """Return the block without the options that exceed `most_s` even beside the least of all others."""
         return replace(self, options=tuple(within(self.options, most_s)))
 
     def name(self, i: int, option: int) -> tuple[str, tuple[str, ...]]:
-        """The body and roles of an option of component i."""
+        """Return the body and roles of an option of component i."""
         pick = self.mesh_search.components[i].pick(int(self.options[i].row[option]))
         return pick.body, pick.axes
 
 
 def within(options: Sequence[StateRows], most_s: float) -> list[StateRows]:
-    """Without those that take more than `most_s` even beside the least of all others."""
+    """Return the options of each component that need at most `most_s` seconds beside the least of all others."""
     least_s = [float(o.seconds.min()) for o in options]
     slack = most_s * (1 + SLACK) - sum(least_s)
     return [o.within(own_s + slack) for o, own_s in zip(options, least_s, strict=True)]
@@ -102,24 +108,30 @@ def within(options: Sequence[StateRows], most_s: float) -> list[StateRows]:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Blocks among which the best layout is, if any fits; and the best known one: its block and options."""
+    """Hold the blocks among which the best layout is, if any fits, and the best known layout.
+
+    `known` is the block and options of that layout, or None.
+    """
 
     blocks: tuple[Block, ...]
     known: tuple[Block, tuple[int, ...]] | None
 
     @property
     def most_s(self) -> float:
-        """The best layout takes no longer: seconds of the known one."""
+        """Upper bound of the best layout's seconds: those of the known one, or infinity."""
         return seconds_of(*self.known) if self.known else np.inf
 
 
 def seconds_of(block: Block, rows: Sequence[int]) -> float:
-    """Seconds of a layout of the block."""
+    """Return the seconds of a layout of the block."""
     return sum(float(o.seconds[row]) for o, row in zip(block.options, rows, strict=True))
 
 
 def mesh_searches(problem: Problem, result: SearchResult) -> list[MeshSearch]:
-    """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
+    """Return the mesh search of every mesh, for all batches of the problem.
+
+    Candidates and evaluations are added to `result`.
+    """
     pairs = columns(problem.work.batches, problem.slice_.devices)
     searches = []
     for mesh in meshes(problem.slice_, problem.cuts):
@@ -132,7 +144,10 @@ def mesh_searches(problem: Problem, result: SearchResult) -> list[MeshSearch]:
 
 
 def reduce_blocks(searches: Sequence[MeshSearch], batch: int, cutoff: bool = True) -> Reduced:
-    """The blocks of a batch; without `cutoff` all of them, with every option that no other one beats."""
+    """Return the blocks of a batch after the reductions.
+
+    Without `cutoff` all blocks are returned, with every option that no other one dominates.
+    """
     usable = searches[0].problem.usable_bytes if searches else 0.0
     blocks: list[Block] = []
     known: tuple[Block, tuple[int, ...]] | None = None
@@ -154,7 +169,7 @@ def reduce_blocks(searches: Sequence[MeshSearch], batch: int, cutoff: bool = Tru
 
 
 def _places(searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
-    """Every state of every mesh and padded batch that some layout has, least seconds first."""
+    """Yield every state of every mesh and padded batch that some layout has, least seconds first."""
     rows_of_columns = [
         rows_on_boundaries(mesh_search, column)
         for mesh_search in searches
@@ -171,16 +186,17 @@ def _places(searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float,
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of every component of a mesh that are looked at, at one padded batch."""
+    """Hold the numbers of the rows of every component that are considered on a mesh at one padded batch."""
 
     mesh_search: MeshSearch
     column: int
     rows: tuple[Ints, ...]
 
     def block(self, state: int, most_s: float = np.inf, ties: bool = False) -> Block | None:
-        """The block of a state: options on their fronts that can be in a layout of at most `most_s` seconds.
+        """Return the block of a state: options on the Pareto fronts of layouts of at most `most_s` seconds.
 
-        With `ties` also the options that are as fast and as much stored as one on the front. None where there are none.
+        With `ties` the options are added that are as fast and store as much as one on the front. The result is None
+        where a component has no option.
         """
         options = [self.mesh_search.options(i, rows, state, self.column) for i, rows in enumerate(self.rows)]
         if not all(len(o.row) for o in options):
@@ -195,7 +211,7 @@ class Rows:
 
 
 def all_rows(mesh_search: MeshSearch, column: int) -> Rows:
-    """Every row that runs the batch and that alone fits."""
+    """Return every row that can run the batch and fits on its own."""
     usable = mesh_search.problem.usable_bytes
     return Rows(
         mesh_search,
@@ -210,9 +226,10 @@ def all_rows(mesh_search: MeshSearch, column: int) -> Rows:
 
 
 def rows_on_boundaries(mesh_search: MeshSearch, column: int) -> Rows:
-    """Those that no other row of their face beats, in both sums of seconds, stored bytes and working set.
+    """Return the rows that no other row of their boundary dominates.
 
-    Rows of one face pay the same glue in every state, so the other is no slower in any.
+    Compared are both sums of seconds, stored bytes and working set. Rows of one boundary have the same reshards in
+    every state, so the dominating row is no slower in any.
     """
     candidates = all_rows(mesh_search, column)
     fronts = []
@@ -229,11 +246,12 @@ def rows_on_boundaries(mesh_search: MeshSearch, column: int) -> Rows:
 
 
 def _with_ties(options: StateRows, front: StateRows) -> StateRows:
-    """The options whose seconds (to 12 digits) and stored bytes some option of the front has, too."""
+    """Return the options that have the seconds (to 12 digits) and stored bytes of some option on the front."""
     on_front = set(zip(map(_digits, front.seconds.tolist()), front.stored.tolist(), strict=True))
     values = zip(map(_digits, options.seconds.tolist()), options.stored.tolist(), strict=True)
     return options.take(np.array([n for n, pair in enumerate(values) if pair in on_front], dtype=np.int64))
 
 
 def _digits(seconds: float) -> float:
+    """Round seconds to 12 digits."""
     return float(f"{seconds:.12g}")

@@ -1,9 +1,9 @@
-"""How a component's rows store their weights and caches, before an order of the mesh axes is chosen.
+"""Describe how a component's rows store their weights and caches, before an order of the mesh axes is chosen.
 
-A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) puts together runs of program
-axes; the mesh axes that play a run's axes are sorted: those that cut the residual in the run's dim first, then by the
-order of the mesh axes. So a row and a residual give, per dim, a sequence of groups of mesh axes, and an order of the
-mesh axes sorts every group: a spec. Two phases store a weight alike if their specs are equal: shape and axes of dims.
+A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) joins runs of program axes; the
+mesh axes that carry a run's axes are sorted: those that cut the residual in the run's dim first, then by the order of
+the mesh axes. So a row and a residual give, per dim, a sequence of groups of mesh axes, and an order of the mesh axes
+sorts every group: a spec. Two phases store a weight alike if their specs are equal: shape and axes of dims.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
 
 @dataclass(frozen=True)
 class SortedAxes:
-    """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
+    """Hold program axes of a dim that are sorted together, and the dim of the residual that sorts them.
+
+    `residual_dim` is empty where no dim does.
+    """
 
     letters: Axes
     residual_dim: str
@@ -40,24 +43,32 @@ class SortedAxes:
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[SortedAxes, ...], ...]:
+    """Return per dim of a tensor the runs of program axes that are sorted together."""
     return tuple(tuple(SortedAxes(letters, dim) for letters, dim in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
-    """The types of the program's weights."""
+    """Return the types of the program's weights."""
     return tuple(t for t in program.arguments if t.name in program.weights)
 
 
 @dataclass(frozen=True)
 class Specs:
-    """Specs of a component's rows at one padded batch. `caches`: also of the caches, the sequence last."""
+    """Compute the specs of a component's rows at one padded batch.
+
+    `sizes` has, per table and part, the padded size of each dim by row. With `caches` the caches have specs, too, with
+    the sequence as the last dim.
+    """
 
     component_rows: ComponentRows
     sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
     caches: bool
 
     def stored(self, row: int, residual: Sequence[int]) -> Stored:
-        """The groups of mesh axes that cut each dim of each weight; `residual`: what each mesh axis cuts there."""
+        """Return the groups of mesh axes that cut each dim of each weight of a row.
+
+        `residual` has the code that each mesh axis cuts in the residual stream.
+        """
         table_number, table_row = int(self.component_rows.table_of[row]), int(self.component_rows.row_of[row])
         table = self.component_rows.tables[table_number]
         axes_of_role: dict[str, list[int]] = {}
@@ -77,10 +88,12 @@ class Specs:
     def _cuts(
         program: Program, t: Tensor, axes_of_role: dict[str, list[int]], residual: Sequence[int]
     ) -> tuple[Groups, ...]:
+        """Return the groups of mesh axes of each dim of a tensor."""
         return tuple(_groups(runs, axes_of_role, residual) for runs in _runs(program, t))
 
 
 def _groups(runs: Sequence[SortedAxes], axes_of_role: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+    """Return the groups of mesh axes of one dim, major first."""
     groups = []
     for run in runs:
         axes = sorted(axis for letter in run.letters for axis in axes_of_role.get(letter, ()))
@@ -93,7 +106,7 @@ def _groups(runs: Sequence[SortedAxes], axes_of_role: dict[str, list[int]], resi
 
 
 def specs_of(component_rows: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
-    """The specs of a component on one mesh at one of its padded batches."""
+    """Return the specs of a component on one mesh at one of its padded batches."""
     sizes = []
     for table in component_rows.tables:
         masks = masks_of(table.rows, table.choices)
@@ -104,7 +117,10 @@ def specs_of(component_rows: ComponentRows, rates: Rates, batches: Ints, column:
 
 
 def weights_of(component_rows: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
-    """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
+    """Return the bytes per device [rows] of each row's weights, of all layers; a tied table counts once.
+
+    The formula is that of `strategies.tables.tables`.
+    """
     per_table = []
     for table in component_rows.tables:
         masks, total = masks_of(table.rows, table.choices), np.zeros((len(table.rows), batches.shape[1]))
@@ -117,7 +133,7 @@ def weights_of(component_rows: ComponentRows, rates: Rates, fast: Speeds, batche
 
 
 def unordered(stored: Stored) -> Stored:
-    """What is left of a spec if the order of axes within a dim counts for nothing."""
+    """Return a spec without the order of axes within a dim."""
     return tuple(
         (name, shape, tuple((tuple(sorted(axis for group in cut for axis in group)),) for cut in cuts))
         for name, shape, cuts in stored
@@ -125,7 +141,7 @@ def unordered(stored: Stored) -> Stored:
 
 
 def ordered(stored: Stored, order: Sequence[int]) -> Stored:
-    """The spec in an order of the mesh axes, major first: each dim's axes as one sequence."""
+    """Return the spec in an order of the mesh axes, major first, with each dim's axes as one sequence."""
     place = {axis: n for n, axis in enumerate(order)}
     return tuple(
         (name, shape, tuple((tuple(a for group in cut for a in sorted(group, key=place.__getitem__)),) for cut in cuts))
