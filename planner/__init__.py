@@ -1,1 +1,1 @@
-"""Which choice is best: enumeration, pricing on arrays, the plan file, the report."""
+"""Choose the best layout: enumeration, pricing on arrays, proofs, serving and fleets, and the plan file."""

@@ -33,7 +33,7 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
     searched = time.perf_counter()
     fitting = sorted(swept.bests, key=lambda c: _rank(c, query))
     if not fitting:
-        raise nothing_fits(query, swept.found, swept.covered(started, searched))
+        raise nothing_fits(query, swept.results, swept.covered(started, searched))
     bests = [c for c in fitting if not query.targets.missed(c)]
     if not bests and swept.interrupted:
         raise KeyboardInterrupt
@@ -47,9 +47,9 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
         tool_version=VERSION,
         objective=query.objective,
         plans=tuple(plan for _, plan in ranked),
-        rejected=rejected(swept.found),
+        rejected=rejected(swept.results),
         search=swept.covered(started, searched, again),
-        notes=(*((note,) if note else ()), *_unfit_notes(swept.found, fitting, query)),
+        notes=(*((note,) if note else ()), *_unfit_notes(swept.results, fitting, query)),
         targets=query.targets.words,
         prices=dict(query.prices),
         solver=swept.solver,

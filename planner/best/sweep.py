@@ -26,7 +26,7 @@ class Sweep:
     was searched.
     """
 
-    found: Mapping[str, SearchResult]
+    results: Mapping[str, SearchResult]
     bests: tuple[Candidate, ...]
     solver: Solver | None = None
     interrupted: bool = False
@@ -38,7 +38,7 @@ class Sweep:
         second search, for the runners-up.
         """
         proved_by = proved(self.solver) if self.solver else EXHAUSTIVE
-        found = self.found.values()
+        found = self.results.values()
         return covered(
             found, started, INTERRUPTED if self.interrupted and not self.solver else proved_by, searched, again
         )

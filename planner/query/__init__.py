@@ -1,1 +1,1 @@
-"""What is asked: model, slices, workload, targets, prices, as one checked value."""
+"""Describe a question to the planner as one checked value: model, slices, workload, targets, prices."""
