@@ -1,1 +1,1 @@
-"""The planner: enumeration of layouts, search, the plan file, and the questions built on it."""
+"""Choose the best layout: enumeration, pricing on arrays, proofs, serving and fleets, and the plan file."""

@@ -1,8 +1,8 @@
-"""The public functions of the planner, as `import meshwright` offers them: a caller's words become a query here.
+"""Define the public functions of the planner, as `import meshwright` offers them: keywords become a query here.
 
 `plan`, `pareto`, `fits` and `serve` take a model (a value, a built-in name, a config.json or a folder with one),
-slices (values or names, one or several), what is particular to each, and keywords that they share: `QueryOptions` and
-`SearchOptions` of `planner.query.query` say what each means. In place of all that they take one `Query`.
+slices (values or names, one or several), their own keywords, and those that they share: `QueryOptions` and
+`SearchOptions` of `planner.query.query` explain each. One `Query` can replace all of these.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PlanOptions(QueryOptions, total=False):
 def query(model: Named, slices: Slices = (), **options: Unpack[PlanOptions]) -> Query:
     """Build the value that `plan`, `pareto` and `fits` take in place of model, slices and keywords.
 
-    With `chips` only the best batch of each slice will have a plan. Raises InputError on bad input.
+    With `chips` only the best batch of each slice will have a plan. Raises `InputError` on bad input.
     """
     best = {name: value for name, value in options.items() if name in _BEST}
     rest = {name: value for name, value in options.items() if name not in _BEST}
@@ -78,7 +78,7 @@ _BEST = ("objective", "top", "num_slices", "solver", "solver_seconds")
 def _query(
     model: Named | Query, slices: Slices, options: Mapping[str, object], build: Callable[[Named], Query]
 ) -> Query:
-    """The query itself, which stands for all words, or the one that these build; raises `TypeError` on both."""
+    """Return the query itself, or the one built from model, slices and options; raise `TypeError` on both."""
     if not isinstance(model, Query):
         return build(model)
     if slices or options:
@@ -166,16 +166,16 @@ def serve(
     from planner.serve.query import ServeQuery
     from planner.serve.serve import make_serving
 
-    given = dict(options)
-    prompts, _ = batches_of(given.pop("prefill_batch", None), "prefill")  # type: ignore[arg-type]
+    keywords = dict(options)
+    prompts, _ = batches_of(keywords.pop("prefill_batch", None), "prefill")  # type: ignore[arg-type]
     query = query_of(
         model,
         slices,
-        given,
-        objective=given.pop("objective", "throughput"),
-        top=given.pop("top", 5),
-        solver=given.pop("solver", EXHAUSTIVE),
-        solver_seconds=given.pop("solver_seconds", None),
+        keywords,
+        objective=keywords.pop("objective", "throughput"),
+        top=keywords.pop("top", 5),
+        solver=keywords.pop("solver", EXHAUSTIVE),
+        solver_seconds=keywords.pop("solver_seconds", None),
     )
     modes = MODES if serving is None else tuple(dict.fromkeys(serving))
     asked = ServeQuery(query=query, input=input_tokens, output=output_tokens, prefill_batches=prompts, modes=modes)
@@ -239,17 +239,17 @@ def price(
 ) -> PlanFile:
     """Price one given layout without a search: that of a layout file, or of plan number `pick` of a plan file.
 
-    Whether it fits is for the caller to see: `memory.total_bytes` against `memory.usable_bytes` of each plan.
-    Raises InputError on bad input, and where the layout is none of this model and slice.
+    It is not checked whether the layout fits into memory: compare `memory.total_bytes` with `memory.usable_bytes` of
+    each plan. Raises `InputError` on bad input, and where the layout does not belong to this model and slice.
     """
     from planner.plan.layout_file import price_given
 
-    given = Given(options)
-    work, _ = given.work()
-    at = slice_at(named_slice(slice_, given.take("chip_file")), given.take("constants", "chip"))
-    programs = programs_of(given.take("programs", ()))
-    given.finish()
-    return price_given(model_of(model), at, work, Path(layout), programs, pick)
+    keywords = Given(options)
+    work, _ = keywords.work()
+    slice_at_constants = slice_at(named_slice(slice_, keywords.take("chip_file")), keywords.take("constants", "chip"))
+    programs = programs_of(keywords.take("programs", ()))
+    keywords.finish()
+    return price_given(model_of(model), slice_at_constants, work, Path(layout), programs, pick)
 
 
 class RooflineOptions(TypedDict, total=False):
@@ -268,13 +268,13 @@ def roofline(model: Named, slice_: Slice | str, **options: Unpack[RooflineOption
     """Compute the chapter's step-time table: everything cut evenly, ICI free. Raises InputError on bad input."""
     from strategies.book.rooftable import roofline_table
 
-    given = Given(options)
-    work, _ = given.work()
-    at, kv_heads = named_slice(slice_, given.take("chip_file")), given.take("kv_heads")
-    given.finish()
+    keywords = Given(options)
+    work, _ = keywords.work()
+    named, kv_heads = named_slice(slice_, keywords.take("chip_file")), keywords.take("kv_heads")
+    keywords.finish()
     return roofline_table(
         model_of(model),
-        at,
+        named,
         context=work.context,
         batches=work.batches,
         weights=work.dtypes.weights,

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Write files completely or not at all."""
 
 import contextlib
 import os
@@ -9,7 +9,10 @@ from mesh.errors import InputError
 
 
 def check_writable(path: Path) -> None:
-    """Raise `InputError` where `write_whole` will not be able to write: said before the work, not after it."""
+    """Raise `InputError` if `write_whole` could not write to `path`.
+
+    Commands call it before a long search, so that a bad path ends them at once and no result is lost.
+    """
     try:
         target = Path(os.path.realpath(path))
         if target.is_dir():
@@ -21,9 +24,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that others see the old one or the whole new one; raises `InputError` where it cannot be.
+    """Write a file so that readers see either the old content or all of the new.
 
-    A link is followed; a device or pipe is written to directly.
+    The data goes to a temporary file in the same folder, which then replaces the target and keeps its mode. A
+    symbolic link is followed; a device or pipe is written to directly. Raises `InputError` if writing fails.
     """
     try:
         target = Path(os.path.realpath(path))
@@ -58,7 +62,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def _mode(target: Path) -> int:
-    """The mode of the file that is replaced, or that of a new one."""
+    """Return the mode bits of the file that is replaced, or those that the umask gives a new one."""
     if target.exists():
         return target.stat().st_mode & 0o7777
     umask = os.umask(0)

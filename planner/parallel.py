@@ -1,4 +1,4 @@
-"""Doing the same to many things in several processes, with results in order."""
+"""Run one function on many items in several forked processes, with the results in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TypeVar
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 WORTH = 4
-"""Fewer things than this are not worth a process."""
+"""The least number of items for which processes are started."""
 
 
 def in_parallel(
@@ -25,12 +25,15 @@ def in_parallel(
     workers: int | None = None,
     work: Callable[[Thing], float] | None = None,
 ) -> Iterator[Result]:
-    """Yield `do` of each thing, in order; things of the most `work` are started first (None: the last ones).
+    """Yield `do(thing)` for each thing, in the order of `things`.
 
-    An interrupt ends it: what other processes have ready still comes, without what is not, and then the interrupt.
-    One process does it all where there are few things or one core, where processes cannot be forked (not on Linux),
-    or where it would not be safe: other threads run, as those of JAX do. What is found is the same. `workers`: None:
-    one per core.
+    Things with the most `work` start first; without `work`, the last ones do. `workers` is the number of processes;
+    None means one per core that this process may use. Everything runs in this process if there are fewer than
+    `WORTH` things or two workers, if the system is not Linux, or if forking is unsafe because other threads run or
+    JAX is imported. The results are the same either way.
+
+    After a `KeyboardInterrupt` in the parent the results that are ready are still yielded, the others are dropped,
+    and the interrupt is raised again.
     """
     workers = min(_processes(workers), len(things))
     if workers < 2 or len(things) < WORTH:
@@ -47,7 +50,7 @@ def in_parallel(
                 pending.popleft()
                 yield result
         except BaseException as error:  # what is under way is of no use: an interrupt must not wait for it
-            ready = [one.result() for one in pending if one.done() and not one.exception()]
+            ready = [future.result() for future in pending if future.done() and not future.exception()]
             if pending:  # else all is done, and whoever asked has stopped asking
                 for process in list(pool._processes.values()):
                     process.terminate()
@@ -61,7 +64,10 @@ def in_parallel(
 def meanwhile(
     do: Callable[[Thing], Result], thing: Thing, workers: int | None = None
 ) -> Iterator[Callable[[], Result]]:
-    """Start `do` of one thing in another process, and give a function that waits for the result, or makes it here."""
+    """Start `do(thing)` in another process and give the body of the `with` a function that waits for the result.
+
+    If no process can be forked, `do` runs in this one when that function is called.
+    """
     if _processes(workers) < 2:
         yield lambda: do(thing)
         return
@@ -70,7 +76,7 @@ def meanwhile(
 
 
 def _processes(workers: int | None) -> int:
-    """Return how many processes may run: one where forks are impossible (not on Linux) or unsafe (threads)."""
+    """Return how many processes may run: one if forking is impossible (not on Linux) or unsafe (threads, JAX)."""
     forks = sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
     return (workers or len(os.sched_getaffinity(0))) if forks else 1
 
@@ -81,5 +87,5 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _ignore_interrupts() -> None:
-    """An interrupt is for the parent, which has what was found."""
+    """Ignore interrupts in a worker: the parent handles them, because it holds the results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

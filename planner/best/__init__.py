@@ -1,1 +1,1 @@
-"""The best layouts of every slice and batch: the sweep, the ranking, and why nothing fits."""
+"""Find the best layouts of every slice and batch: the sweep, the ranking, and reasons why nothing fits."""

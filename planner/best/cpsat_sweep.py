@@ -1,9 +1,9 @@
-"""The best layout of every slice and batch by the CP-SAT model, and what it proved of each."""
+"""Find the best layout of every slice and batch by the CP-SAT model, with a proof of each."""
 
 from __future__ import annotations
 
 from planner.best.sweep import Sweep
-from planner.cpsat.rows import boards
+from planner.cpsat.rows import mesh_searches
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Solved, Solver
 from planner.query.query import CP_SAT, Progress, Query, silent
@@ -13,9 +13,9 @@ from planner.search.problem import SearchResult
 
 
 def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
-    """Solve every slice and batch of the query; by slice, then batch.
+    """Solve every slice and batch of the query, by slice and then batch.
 
-    An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
+    An interrupt ends it with the results so far; where there are none, `KeyboardInterrupt` is raised.
     """
     results: dict[str, SearchResult] = {}
     bests: list[Candidate] = []
@@ -25,7 +25,7 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
             results[slice_.name] = SearchResult()
             progress(f"pricing {slice_.name}")
             problem = problem_of(query, slice_)
-            priced = boards(problem, results[slice_.name])
+            priced = mesh_searches(problem, results[slice_.name])
             for batch in dict.fromkeys(problem.work.batches):
                 progress(f"solving {slice_.name} at batch {batch}")
                 choice, proof = solve_batch(priced, batch, query.solver_seconds)
@@ -47,11 +47,11 @@ def sweep_coupled(query: Query, progress: Progress = silent) -> Sweep:
 
 
 def _note(result: SearchResult, priced: list[MeshSearch], batch: int) -> None:
-    """Note the least bytes that a batch needs, and the assignments that need more than there is."""
+    """Note the least bytes of a batch, and count the assignments that exceed the usable HBM."""
     for mesh_search in priced:
-        for column, (wanted, _) in enumerate(mesh_search.pairs):
-            if wanted == batch:
+        for column, (column_batch, _) in enumerate(mesh_search.pairs):
+            if column_batch == batch:
                 result.least_bytes[batch] = min(
                     mesh_search.least_bytes([column])[0], result.least_bytes.get(batch, float("inf"))
                 )
-                mesh_search.over_memory(column, result)
+                mesh_search.count_over_memory(column, result)

@@ -1,4 +1,4 @@
-"""Why there is no plan: nothing fits, or nothing meets the targets."""
+"""Explain why there is no plan: nothing fits, or nothing meets the targets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from planner.search.search import search
 
 
 class NothingFits(MeshwrightError):
-    """No layout fits, or none meets the targets: why, and the smallest slice of the same chip on which one fits.
+    """Report that no layout fits, or none meets the targets, with the reason.
 
-    `rejected`: assignments that were ruled out, by reason. `search`: what was searched.
+    `rejected` has the assignments that were excluded, by reason; `smallest` names the smallest slice of the same chip
+    on which a layout fits; `search` describes what was searched.
     """
 
     def __init__(self, why: str, rejected: tuple[Rejected, ...], smallest: str | None, covered: Search) -> None:
@@ -29,33 +30,36 @@ class NothingFits(MeshwrightError):
 
 
 def why_none(candidates: Sequence[Candidate], query: Query) -> str:
-    """Return the target that no candidate meets, or the two that none meets together, and the nearest."""
+    """Return in words the target that no candidate meets, or the targets that none meets at once.
+
+    The sentence says how near the nearest candidate comes. Raises `AssertionError` where some candidate meets all.
+    """
     targets = [target for target, _ in query.targets.given()]
     misses = [set(query.targets.missed(c)) for c in candidates]
     for count in range(1, len(targets) + 1):
-        for some in combinations(targets, count):
-            if all(set(some) & miss for miss in misses):
-                return _sentence(some, candidates, misses, query.targets)
+        for subset in combinations(targets, count):
+            if all(set(subset) & miss for miss in misses):
+                return _sentence(subset, candidates, misses, query.targets)
     raise AssertionError("some candidate meets every target")
 
 
 def _sentence(
-    some: Sequence[Target], candidates: Sequence[Candidate], misses: Sequence[set[Target]], targets: Targets
+    subset: Sequence[Target], candidates: Sequence[Candidate], misses: Sequence[set[Target]], targets: Targets
 ) -> str:
-    """Return how near the candidates that meet the other targets come to the last of these."""
-    *others, last = some
+    """Say how near the candidates that meet the other targets come to the last one."""
+    *others, last = subset
     near = [c for c, miss in zip(candidates, misses, strict=True) if not set(others) & miss]
     best = min(near, key=lambda c: (last.short_of(c), c.slice_.chips, c.slice_.name, c.choice.batch))
-    words = [targets.says(target) for target in some]
-    says = f"no plan meets {words[0]}" if not others else f"no plan meets {' and '.join(words)} together"
-    within = f"; with {' and '.join(words[:-1])} the nearest has" if others else "; the nearest has"
+    words = [targets.says(target) for target in subset]
+    sentence = f"no plan meets {words[0]}" if not others else f"no plan meets {' and '.join(words)} together"
+    suffix = f"; with {' and '.join(words[:-1])} the nearest has" if others else "; the nearest has"
     value = last.value(best)
     assert value is not None  # of the query's phase, which `Query.check_targets` has seen to
-    return f"{says}{within} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
+    return f"{sentence}{suffix} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
 
 
 def nothing_fits(query: Query, results: Mapping[str, SearchResult], covered: Search) -> NothingFits:
-    """The error where no layout fits: of the query's largest slice and smallest batch."""
+    """Return the error where no layout fits, about the query's largest slice and smallest batch."""
     slice_ = max(query.slices, key=lambda s: (s.chips, s.name))
     batch = min(query.work.batches)
     least = results[slice_.name].least_bytes.get(batch)
@@ -71,9 +75,9 @@ def nothing_fits(query: Query, results: Mapping[str, SearchResult], covered: Sea
 
 
 def _smallest(query: Query, slice_: Slice, batch: int) -> str | None:
-    """The smallest larger slice of the same chip on which some layout of that batch fits."""
-    asked = replace(query.at(batch), fixed={}, targets=Targets())
+    """Return the name of the smallest larger slice of the same chip on which that batch fits, or None."""
+    unlimited = replace(query.at(batch), fixed={}, targets=Targets())
     for larger in slices_of(slice_.chip):
-        if larger.chips > slice_.chips and search(make_problem(asked, larger), 1).choices.get(batch):
+        if larger.chips > slice_.chips and search(make_problem(unlimited, larger), 1).choices.get(batch):
             return larger.name
     return None

@@ -1,6 +1,6 @@
-"""A plan on several slices of one kind, joined by DCN: data parallel only, each slice with its own part of the batch.
+"""Run a plan on several slices of one kind, connected by DCN: data parallel only, each slice with its own batch.
 
-Model-parallel collectives over DCN are not planned: what crosses it are token ids, in and out of every slice.
+Model-parallel collectives over DCN are not planned: only token ids cross it, in and out of every slice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from planner.plan.planfile import PlanFile
 from planner.query.query import MOST_SLICES
 
 TOKEN_BYTES = 4
-"""Of a token's id, int32."""
+"""Bytes of a token's id, int32."""
 
 
 def batches_per_slice(batches: Sequence[int], num_slices: int) -> tuple[int, ...]:
-    """Each batch cut over the slices. Raises `InputError` where it does not divide, or on no number of slices.
+    """Return each batch cut over the slices.
+
+    Raises `InputError` where a batch does not divide, or on a number of slices out of range.
 
     >>> batches_per_slice((64, 256), 2)
     (32, 128)
@@ -36,33 +38,34 @@ def batches_per_slice(batches: Sequence[int], num_slices: int) -> tuple[int, ...
 
 
 def on_slices(plan: Plan, num_slices: int) -> Plan:
-    """The plan of one slice, run by so many: throughput is of all of them, everything else of one."""
+    """Return the plan of one slice, run by `num_slices`: throughput is of all, everything else of one."""
     rate = msgspec.structs.replace(plan.throughput, tokens_per_s=plan.throughput.tokens_per_s * num_slices)
     return msgspec.structs.replace(plan, num_slices=num_slices, throughput=rate)
 
 
 def dcn_token_bytes_per_s(plan: Plan) -> float:
-    """Bytes/s of token ids, in and out of all slices together: of every prompt or step, and of what it gives.
+    """Return the bytes/s of token ids, in and out of all slices.
 
-    A decode step takes a token of each sequence and gives one; a prefill takes the prompts and gives one of each.
+    A decode step takes a token of each sequence and returns one; a prefill takes the prompts and returns one of each.
     """
-    given = plan.throughput.tokens_per_s / plan.tokens_per_sequence
-    return TOKEN_BYTES * (plan.throughput.tokens_per_s + given)
+    produced = plan.throughput.tokens_per_s / plan.tokens_per_sequence
+    return TOKEN_BYTES * (plan.throughput.tokens_per_s + produced)
 
 
 def replicated(file: PlanFile, num_slices: int) -> PlanFile:
-    """The plans of one slice, each run by so many, and what then crosses DCN."""
+    """Return the plans of one slice, each run by `num_slices`, with a note on the traffic over DCN."""
     plans = tuple(on_slices(plan, num_slices) for plan in file.plans)
     return msgspec.structs.replace(file, plans=plans, notes=(*file.notes, _dcn_note(plans[0])))
 
 
 def _dcn_note(plan: Plan) -> str:
-    says = (
+    """Return a note on the token ids that cross DCN, beside the hosts' bandwidth where it is known."""
+    note = (
         f"{plan.num_slices} slices, data parallel: each runs its part of the batch, and only token ids cross DCN, "
         f"{dcn_token_bytes_per_s(plan) / 1e6:.3g} MB/s in all"
     )
     name = plan.chip_name
     chip = load_chip(name) if name in chip_names() else None
     if chip is None or chip.dcn_bytes_per_s is None:
-        return says
-    return f"{says}, of {chip.dcn_bytes_per_s * plan.chips * plan.num_slices / 1e9:,.4g} GB/s that their hosts have"
+        return note
+    return f"{note}, of {chip.dcn_bytes_per_s * plan.chips * plan.num_slices / 1e9:,.4g} GB/s that their hosts have"

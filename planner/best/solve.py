@@ -1,4 +1,4 @@
-"""`plan`: search slices, rank layouts, price the best in full, and say what was rejected and why."""
+"""Make a plan (`plan`): search slices, rank layouts, price the best in full, and note what was excluded and why."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from planner.search.search import search
 
 
 def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
-    """Search every slice and batch. Raises `NothingFits` where no layout fits, `InputError` on bad input.
+    """Search every slice and batch, and return the plans, best first.
 
-    `plans` holds the best layout of every slice and batch that meets the targets: if any layout of it does, the best
-    does (`per_slice`: of every slice), and the
-    runners-up (`top` in all) of the best of these.
+    `plans` has the best layout of every slice and batch that meets the targets (if any layout of it does, the best
+    does); with `per_slice` the best batch of every slice. The runners-up (`top` in all) of the best of these are added.
+    Raises `NothingFits` where no layout fits or meets the targets, and `InputError` on bad input.
     """
     query.check_targets()
     started = time.perf_counter()
@@ -33,7 +33,7 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
     searched = time.perf_counter()
     fitting = sorted(swept.bests, key=lambda c: _rank(c, query))
     if not fitting:
-        raise nothing_fits(query, swept.found, swept.covered(started, searched))
+        raise nothing_fits(query, swept.results, swept.covered(started, searched))
     bests = [c for c in fitting if not query.targets.missed(c)]
     if not bests and swept.interrupted:
         raise KeyboardInterrupt
@@ -47,9 +47,9 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
         tool_version=VERSION,
         objective=query.objective,
         plans=tuple(plan for _, plan in ranked),
-        rejected=rejected(swept.found),
+        rejected=rejected(swept.results),
         search=swept.covered(started, searched, again),
-        notes=(*((note,) if note else ()), *_unfit_notes(swept.found, fitting, query)),
+        notes=(*((note,) if note else ()), *_unfit_notes(swept.results, fitting, query)),
         targets=query.targets.words,
         prices=dict(query.prices),
         solver=swept.solver,
@@ -64,7 +64,7 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
 def _ranked(
     query: Query, bests: Sequence[Candidate], top: int, progress: Progress
 ) -> tuple[list[tuple[Candidate, Plan]], str | None, SearchResult]:
-    """Candidates with their plans, the first one's runners-up among them, its note, and the runners-up's search."""
+    """Return candidates with their plans, the first one's runners-up among them, a note, and the second search."""
 
     def priced(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Plan]]:
         return [(c, price_candidate(c, query)) for c in candidates]
@@ -80,24 +80,25 @@ def _ranked(
     problem = replace(best.problem, work=query.at(best.choice.batch).work)
     with meanwhile(_search, (problem, top), query.workers) as runners_up:
         plans = priced(bests)
-        said = note(*plans[0])
+        best_note = note(*plans[0])
         again = runners_up()
     runners = [Candidate(best.slice_, problem, c) for c in again.choices[best.choice.batch]]
     ranked = sorted((*priced(runners), *plans[1:]), key=lambda pair: _rank(pair[0], query))
-    same = ranked[0][1].layouts == plans[0][1].layouts  # of equals the search of more may put another one first
-    return ranked, said if same else note(*ranked[0]), again
+    unchanged = ranked[0][1].layouts == plans[0][1].layouts  # of equals the search of more may put another one first
+    return ranked, best_note if unchanged else note(*ranked[0]), again
 
 
-def _search(asked: tuple[Problem, int]) -> SearchResult:
-    return search(*asked)
+def _search(problem_and_top: tuple[Problem, int]) -> SearchResult:
+    """Search a problem for its best `top` layouts, in another process."""
+    return search(*problem_and_top)
 
 
 def _unfit_notes(results: Mapping[str, SearchResult], fitting: Sequence[Candidate], query: Query) -> list[str]:
-    """One line for each slice on which some of the batches fit in no layout, and for slices on which none does."""
+    """Return one line for each slice on which some batches do not fit, and one for slices where none does."""
     notes, never = [], []
-    for name, one in results.items():
+    for name, result in results.items():
         fits = {c.choice.batch for c in fitting if c.slice_.name == name}
-        unfit = sorted(batch for batch in one.choices if batch not in fits)
+        unfit = sorted(batch for batch in result.choices if batch not in fits)
         if query.per_slice and not fits:
             never.append(name)
         elif unfit:
@@ -108,6 +109,7 @@ def _unfit_notes(results: Mapping[str, SearchResult], fitting: Sequence[Candidat
 
 
 def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """Return the best-ranked candidate of each slice."""
     first: dict[str, Candidate] = {}
     for candidate in ranked:
         first.setdefault(candidate.slice_.name, candidate)
@@ -115,7 +117,7 @@ def _first_of_each_slice(ranked: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _rank(candidate: Candidate, query: Query) -> tuple[object, ...]:
-    """Best first, by the objective; ties by chips, name, batch and bytes."""
+    """Return the sort key, best first by the objective; ties break by chips, name, batch and bytes."""
     choice, slice_ = candidate.choice, candidate.slice_
     merit = OBJECTIVES[query.objective].rank(candidate.merits(query.prices))
     return (*merit, slice_.chips, slice_.name, choice.batch, choice.total_bytes)

@@ -1,4 +1,4 @@
-"""A sweep: the best layout of every slice and batch of a query; questions across slices start from it."""
+"""Find the best layout of every slice and batch of a query; questions across slices start from this sweep."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ from planner.search.search import search
 
 @dataclass(frozen=True)
 class Sweep:
-    """The search results by slice name, and the best candidate of every slice and batch that has one.
+    """Hold the search results by slice name, and the best candidate of every slice and batch that has one.
 
-    `solver`: what CP-SAT proved, where it chose; None: the search was exhaustive. `interrupted`: not all was searched.
+    `solver` has CP-SAT's proofs, where it chose; None means an exhaustive search. `interrupted` is true where not all
+    was searched.
     """
 
-    found: Mapping[str, SearchResult]
+    results: Mapping[str, SearchResult]
     bests: tuple[Candidate, ...]
     solver: Solver | None = None
     interrupted: bool = False
 
     def covered(self, started: float, searched: float, again: SearchResult | None = None) -> Search:
-        """Return the coverage of the search, as the plan file states it.
+        """Describe the search, as the plan file states it.
 
-        `started`, `searched`: `time.perf_counter()` at the start and when the search was over; `again`: a second
-        search, for the runners-up.
+        `started` and `searched` are `time.perf_counter()` at the start and when the search was over; `again` is a
+        second search, for the runners-up.
         """
-        how = proved(self.solver) if self.solver else EXHAUSTIVE
-        results = self.found.values()
-        return covered(results, started, INTERRUPTED if self.interrupted and not self.solver else how, searched, again)
+        proved_by = proved(self.solver) if self.solver else EXHAUSTIVE
+        found = self.results.values()
+        return covered(
+            found, started, INTERRUPTED if self.interrupted and not self.solver else proved_by, searched, again
+        )
 
 
 def covered(
@@ -48,11 +51,14 @@ def covered(
     searched: float | None = None,
     again: SearchResult | None = None,
 ) -> Search:
-    """Return the coverage of several searches; without `searched` no evaluations per second are stated."""
+    """Describe what searches covered, as the plan file states it.
+
+    Without `searched` the evaluations per second are 0.
+    """
     results = tuple(results)
-    evaluations = sum(one.evaluations for one in results)
+    evaluations = sum(result.evaluations for result in results)
     return Search(
-        candidates=sum(one.candidates for one in results),
+        candidates=sum(result.candidates for result in results),
         evaluations=evaluations + (again.evaluations if again else 0),
         wall_s=time.perf_counter() - started,
         proved_optimal=proved_by,
@@ -61,61 +67,61 @@ def covered(
 
 
 def sweep(query: Query, progress: Progress = silent) -> Sweep:
-    """Search every slice and batch of the query; by slice, then batch.
+    """Search every slice and batch of the query, by slice and then batch.
 
-    An interrupt ends it with what was found so far; a `KeyboardInterrupt` where that is nothing.
+    An interrupt ends it with the results so far; where there are none, `KeyboardInterrupt` is raised.
     """
     if query.solver == CP_SAT:
         from planner.best.cpsat_sweep import sweep_coupled
 
         return sweep_coupled(query, progress)
     problems: list[Problem] = []
-    searched: dict[str, SearchResult] = {}
+    by_slice: dict[str, SearchResult] = {}
     try:
-        asked = [(query, slice_) for slice_ in query.slices]
-        results = in_parallel(asked, search_slice, query.workers, _work)
+        items = [(query, slice_) for slice_ in query.slices]
+        searched = in_parallel(items, search_slice, query.workers, _work)
         for slice_ in query.slices:
             progress(f"searching {slice_.name}")
-            problem, one = next(results)
+            problem, result = next(searched)
             problems.append(problem)
-            searched[problem.slice_.name] = one
-            if one.interrupted:
+            by_slice[problem.slice_.name] = result
+            if result.interrupted:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
-        if not any(cs for one in searched.values() for cs in one.choices.values()):
+        if not any(cs for result in by_slice.values() for cs in result.choices.values()):
             raise
     bests = [
         Candidate(problem.slice_, problem, c)
         for problem in problems
-        for choices in searched[problem.slice_.name].choices.values()
+        for choices in by_slice[problem.slice_.name].choices.values()
         for c in choices[:1]
     ]
-    interrupted = len(searched) < len(query.slices) or any(one.interrupted for one in searched.values())
-    return Sweep(searched, tuple(bests), interrupted=interrupted)
+    interrupted = len(by_slice) < len(query.slices) or any(result.interrupted for result in by_slice.values())
+    return Sweep(by_slice, tuple(bests), interrupted=interrupted)
 
 
-def _work(asked: tuple[Query, Slice]) -> float:
-    """About how long the search of a slice takes, in some unit: as long as it has residuals, over all meshes."""
-    query, slice_ = asked
+def _work(item: tuple[Query, Slice]) -> float:
+    """Return a number that grows with the time to search a slice: its residuals, over all meshes."""
+    query, slice_ = item
     return float(sum(len(CODES) ** len(mesh) for mesh in meshes(slice_, query.cuts)))
 
 
-def search_slice(asked: tuple[Query, Slice]) -> tuple[Problem, SearchResult]:
-    """A slice's problem and the best layout of every batch."""
-    problem = problem_of(*asked)
+def search_slice(item: tuple[Query, Slice]) -> tuple[Problem, SearchResult]:
+    """Return a slice's problem and the best layout of every batch; the argument is a (query, slice) pair."""
+    problem = problem_of(*item)
     return problem, search_best(problem)
 
 
 def search_best(problem: Problem) -> SearchResult:
-    """The best layout of every batch."""
+    """Return the best layout of every batch of a problem."""
     return search(problem, 1)
 
 
 def rejected(results: Mapping[str, SearchResult]) -> tuple[Rejected, ...]:
-    """Assignments that were ruled out on all slices, by component and reason, with the first example of each."""
+    """Return the assignments that were excluded on all slices, by component and reason, with one example of each."""
     grouped: dict[str, tuple[int, Example]] = {}
-    for one in results.values():
-        for (component, reason), (count, example) in one.rejected.items():
+    for result in results.values():
+        for (component, reason), (count, example) in result.rejected.items():
             key = f"{component}: {reason}"
             before, first = grouped.get(key, (0, _example(reason, example)))
             grouped[key] = (before + count, first)
@@ -123,6 +129,7 @@ def rejected(results: Mapping[str, SearchResult]) -> tuple[Rejected, ...]:
 
 
 def _example(reason: str, numbers: Mapping[str, float]) -> Example:
+    """Return the example of an exclusion in words."""
     if reason == OVER_MEMORY:
         need, have = f"{numbers['bytes'] / 1e9:.2f} GB per device", f"{numbers['usable'] / 1e9:.2f} GB"
         return Example(need=need, have=have)

@@ -1,11 +1,11 @@
-"""Rows of the coupled choice: blocks (a mesh, padded batch and state of the residual) with options per component.
+"""Build the blocks of the coupled choice: a mesh, padded batch and state of the residual, with rows per component.
 
 A layout is one block and, of each component, one of the block's options: seconds add up, stored bytes add up, working
-sets do not (the largest counts), and the residual's bytes are the block's. What is left out here, and why no better
-layout goes with it:
+sets do not (the largest counts), and the residual's bytes are the block's. Three reductions leave options out, and none
+loses the best layout:
 
-front    an option that another of its block and component beats in seconds, stored bytes and working set: the other
-         can stand in for it in any layout, which then takes no longer and no more memory.
+front    an option that another of its block and component dominates in seconds, stored bytes and working set: the
+         other can replace it in any layout, which then takes no longer and no more memory.
 fit      a block in which not even the least memory fits: for some largest working set p, every component stores the
          least of what works within p. No layout of the block can need less than the least of these over p.
 cutoff   a block whose components' least seconds sum to more than a layout that fits takes (`Reduced.most_s`), and an
@@ -32,112 +32,127 @@ SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are 
 
 @dataclass(frozen=True)
 class Block:
-    """Options of every component in one state of one mesh at one padded batch; `held`: bytes of the residual."""
+    """Hold the options of every component in one state of one mesh at one padded batch.
 
-    board: MeshSearch
+    `options` has one `StateRows` per component, in the order of the mesh search's components.
+    """
+
+    mesh_search: MeshSearch
     column: int
     state: int
     options: tuple[StateRows, ...]
 
     @property
     def residual(self) -> int:
-        """The state's residual."""
-        return int(self.board.state.residual[self.state])
+        """Number of the state's residual."""
+        return int(self.mesh_search.state.residual[self.state])
 
     @property
-    def held(self) -> float:
-        """Bytes of the residual stream, the update that is added to it, and the norms."""
-        return float(self.board.residual_bytes[self.residual, self.column])
+    def residual_bytes(self) -> float:
+        """Bytes per device of the residual stream, the update added to it, and the norms."""
+        return float(self.mesh_search.residual_bytes[self.residual, self.column])
 
     @property
     def least_s(self) -> float:
-        """No layout of the block takes less: the sum over components of their fastest option."""
+        """Lower bound of the seconds of the block's layouts: the sum of the components' fastest options."""
         return sum(float(o.seconds.min()) for o in self.options)
 
     @property
     def size(self) -> int:
-        """Return the number of options."""
+        """Number of options over all components."""
         return sum(len(o.row) for o in self.options)
 
     def choice(self, rows: Sequence[int]) -> Choice:
-        """The choice of these options (places in `options`), priced by the tables."""
+        """Return the choice of these options (places in `options`), priced by the tables."""
         picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
         step_s = sum(float(o.seconds[0]) for o in picked)
-        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.held
-        return self.board.choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
+        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.residual_bytes
+        return self.mesh_search.choice(self.state, self.column, [int(o.row[0]) for o in picked], step_s, total)
 
     def least_memory(self, usable: float) -> tuple[int, ...] | None:
-        """Options that fit, of those that need the least for some largest working set the fastest; None: none fit."""
-        least: list[tuple[float, tuple[int, ...]]] = []
+        """Return the fastest of the least-memory options that fit, or None where none fit.
+
+        For each possible largest working set, the options that store the least within it are tried.
+        """
+        fitting: list[tuple[float, tuple[int, ...]]] = []
         for peak in np.unique(np.concatenate([o.peak for o in self.options])):
             stored = [np.where(o.peak <= peak, o.stored, np.inf) for o in self.options]
-            if sum(float(s.min()) for s in stored) + float(peak) + self.held <= usable:
+            if sum(float(s.min()) for s in stored) + float(peak) + self.residual_bytes <= usable:
                 rows = tuple(int(s.argmin()) for s in stored)
-                least.append((sum(float(o.seconds[r]) for o, r in zip(self.options, rows, strict=True)), rows))
-        return min(least)[1] if least else None
+                fitting.append((sum(float(o.seconds[r]) for o, r in zip(self.options, rows, strict=True)), rows))
+        return min(fitting)[1] if fitting else None
 
     def fastest(self, usable: float) -> tuple[int, ...] | None:
-        """The fastest options, if they fit."""
+        """Return the fastest options if they fit, else None."""
         rows = tuple(int(o.seconds.argmin()) for o in self.options)
         picked = [o.take(np.array([row])) for o, row in zip(self.options, rows, strict=True)]
-        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.held
+        total = sum(float(o.stored[0]) for o in picked) + max(float(o.peak[0]) for o in picked) + self.residual_bytes
         return rows if total <= usable else None
 
     def within(self, most_s: float) -> Block:
-        """Without the options that take more than `most_s` even beside the least of all others."""
+        """Return the block without the options that exceed `most_s` even beside the least of all others."""
         return replace(self, options=tuple(within(self.options, most_s)))
 
-    def name(self, i: int, row: int) -> tuple[str, tuple[str, ...]]:
-        """The body and roles of an option of component i."""
-        pick = self.board.joined[i].pick(int(self.options[i].row[row]))
+    def name(self, i: int, option: int) -> tuple[str, tuple[str, ...]]:
+        """Return the body and roles of an option of component i."""
+        pick = self.mesh_search.components[i].pick(int(self.options[i].row[option]))
         return pick.body, pick.axes
 
 
 def within(options: Sequence[StateRows], most_s: float) -> list[StateRows]:
-    """Without those that take more than `most_s` even beside the least of all others."""
-    least = [float(o.seconds.min()) for o in options]
-    slack = most_s * (1 + SLACK) - sum(least)
-    return [o.within(own + slack) for o, own in zip(options, least, strict=True)]
+    """Return the options of each component that need at most `most_s` seconds beside the least of all others."""
+    least_s = [float(o.seconds.min()) for o in options]
+    slack = most_s * (1 + SLACK) - sum(least_s)
+    return [o.within(own_s + slack) for o, own_s in zip(options, least_s, strict=True)]
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """Blocks among which the best layout is, if any fits; and the best known one: its block and options."""
+    """Hold the blocks among which the best layout is, if any fits, and the best known layout.
+
+    `known` is the block and options of that layout, or None.
+    """
 
     blocks: tuple[Block, ...]
     known: tuple[Block, tuple[int, ...]] | None
 
     @property
     def most_s(self) -> float:
-        """The best layout takes no longer: seconds of the known one."""
+        """Upper bound of the best layout's seconds: those of the known one, or infinity."""
         return seconds_of(*self.known) if self.known else np.inf
 
 
 def seconds_of(block: Block, rows: Sequence[int]) -> float:
-    """Seconds of a layout of the block."""
+    """Return the seconds of a layout of the block."""
     return sum(float(o.seconds[row]) for o, row in zip(block.options, rows, strict=True))
 
 
-def boards(problem: Problem, counted: SearchResult) -> list[MeshSearch]:
-    """The board of every mesh, for all batches of the problem; counts what was covered in `found`."""
+def mesh_searches(problem: Problem, result: SearchResult) -> list[MeshSearch]:
+    """Return the mesh search of every mesh, for all batches of the problem.
+
+    Candidates and evaluations are added to `result`.
+    """
     pairs = columns(problem.work.batches, problem.slice_.devices)
-    result = []
+    searches = []
     for mesh in meshes(problem.slice_, problem.cuts):
-        mesh_search = mesh_search_of(problem, mesh, pairs, counted)
+        mesh_search = mesh_search_of(problem, mesh, pairs, result)
         if mesh_search is not None:
-            counted.candidates += mesh_search.candidates()
-            counted.evaluations += mesh_search.evaluations
-            result.append(mesh_search)
-    return result
+            result.candidates += mesh_search.candidates()
+            result.evaluations += mesh_search.evaluations
+            searches.append(mesh_search)
+    return searches
 
 
-def reduce_blocks(boards: Sequence[MeshSearch], batch: int, cutoff: bool = True) -> Reduced:
-    """The blocks of a batch; without `cutoff` all of them, with every option that no other one beats."""
-    usable = boards[0].problem.usable_bytes if boards else 0.0
-    kept: list[Block] = []
+def reduce_blocks(searches: Sequence[MeshSearch], batch: int, cutoff: bool = True) -> Reduced:
+    """Return the blocks of a batch after the reductions.
+
+    Without `cutoff` all blocks are returned, with every option that no other one dominates.
+    """
+    usable = searches[0].problem.usable_bytes if searches else 0.0
+    blocks: list[Block] = []
     known: tuple[Block, tuple[int, ...]] | None = None
     most_s = np.inf
-    for least_s, rows, state in _places(boards, batch):
+    for least_s, rows, state in _places(searches, batch):
         if cutoff and least_s > most_s * (1 + SLACK):
             break
         block = rows.block(state, most_s if cutoff else np.inf)
@@ -147,42 +162,43 @@ def reduce_blocks(boards: Sequence[MeshSearch], batch: int, cutoff: bool = True)
         if fits is not None and seconds_of(block, fits) < most_s:
             known, most_s = (block, fits), seconds_of(block, fits)
         if fits is not None or not cutoff:
-            kept.append(block)
+            blocks.append(block)
     if cutoff:
-        kept = [b.within(most_s) for b in kept if b.least_s <= most_s * (1 + SLACK)]
-    return Reduced(tuple(kept), known)
+        blocks = [b.within(most_s) for b in blocks if b.least_s <= most_s * (1 + SLACK)]
+    return Reduced(tuple(blocks), known)
 
 
-def _places(mesh_searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
-    """Every state of every mesh and padded batch that some layout has, least seconds first."""
-    every = [
+def _places(searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float, Rows, int]]:
+    """Yield every state of every mesh and padded batch that some layout has, least seconds first."""
+    rows_of_columns = [
         rows_on_boundaries(mesh_search, column)
-        for mesh_search in mesh_searches
-        for column, (wanted, _) in enumerate(mesh_search.pairs)
-        if wanted == batch
+        for mesh_search in searches
+        for column, (column_batch, _) in enumerate(mesh_search.pairs)
+        if column_batch == batch
     ]
     in_order = [
-        [(least_s, number, state) for least_s, state in rows.board.in_order(rows.column)]
-        for number, rows in enumerate(every)
+        [(least_s, number, state) for least_s, state in rows.mesh_search.states_in_order(rows.column)]
+        for number, rows in enumerate(rows_of_columns)
     ]
     for least_s, number, state in sorted(chain(*in_order)):
-        yield least_s, every[number], state
+        yield least_s, rows_of_columns[number], state
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of every component of a mesh that are looked at, at one padded batch."""
+    """Hold the numbers of the rows of every component that are considered on a mesh at one padded batch."""
 
-    board: MeshSearch
+    mesh_search: MeshSearch
     column: int
     rows: tuple[Ints, ...]
 
     def block(self, state: int, most_s: float = np.inf, ties: bool = False) -> Block | None:
-        """The block of a state: options on their fronts that can be in a layout of at most `most_s` seconds.
+        """Return the block of a state: options on the Pareto fronts of layouts of at most `most_s` seconds.
 
-        With `ties` also the options that are as fast and as much stored as one on the front. None where there are none.
+        With `ties` the options are added that are as fast and store as much as one on the front. The result is None
+        where a component has no option.
         """
-        options = [self.board.options(i, rows, state, self.column) for i, rows in enumerate(self.rows)]
+        options = [self.mesh_search.options(i, rows, state, self.column) for i, rows in enumerate(self.rows)]
         if not all(len(o.row) for o in options):
             return None
         options = within(options, most_s)
@@ -191,44 +207,51 @@ class Rows:
         fronts = [o.front(1) for o in options]
         if ties:
             fronts = [_with_ties(o, front) for o, front in zip(options, fronts, strict=True)]
-        return Block(self.board, self.column, state, tuple(fronts))
+        return Block(self.mesh_search, self.column, state, tuple(fronts))
 
 
 def all_rows(mesh_search: MeshSearch, column: int) -> Rows:
-    """Every row that runs the batch and that alone fits."""
+    """Return every row that can run the batch and fits on its own."""
     usable = mesh_search.problem.usable_bytes
     return Rows(
         mesh_search,
         column,
         tuple(
-            np.flatnonzero(j.possible[:, column] & (j.stored_bytes[:, column] <= usable)).astype(np.int64)
-            for j in mesh_search.joined
+            np.flatnonzero(
+                component_rows.possible[:, column] & (component_rows.stored_bytes[:, column] <= usable)
+            ).astype(np.int64)
+            for component_rows in mesh_search.components
         ),
     )
 
 
 def rows_on_boundaries(mesh_search: MeshSearch, column: int) -> Rows:
-    """Return the rows that no other row of their boundary beats in both sums of seconds, stored bytes and working set.
+    """Return the rows that no other row of their boundary dominates.
 
-    Rows of one boundary pay the same reshard in every state, so the other is no slower in any.
+    Compared are both sums of seconds, stored bytes and working set. Rows of one boundary have the same reshards in
+    every state, so the dominating row is no slower in any.
     """
-    every = all_rows(mesh_search, column)
-    kept = []
-    for joined, rows in zip(mesh_search.joined, every.rows, strict=True):
-        late, stored, peak = (x[rows, column] for x in (joined.reads_full_s, joined.stored_bytes, joined.peak_bytes))
-        front = StateRows(rows, late, stored, peak).front(
-            1, joined.boundary[rows], early=joined.hops_hidden_s[rows, column]
+    candidates = all_rows(mesh_search, column)
+    fronts = []
+    for component_rows, rows in zip(mesh_search.components, candidates.rows, strict=True):
+        reads_full_s, stored, peak = (
+            x[rows, column]
+            for x in (component_rows.reads_full_s, component_rows.stored_bytes, component_rows.peak_bytes)
         )
-        kept.append(front.row)
-    return replace(every, rows=tuple(kept))
+        front = StateRows(rows, reads_full_s, stored, peak).front(
+            1, component_rows.boundary[rows], hops_hidden_s=component_rows.hops_hidden_s[rows, column]
+        )
+        fronts.append(front.row)
+    return replace(candidates, rows=tuple(fronts))
 
 
 def _with_ties(options: StateRows, front: StateRows) -> StateRows:
-    """The options whose seconds (to 12 digits) and stored bytes some option of the front has, too."""
+    """Return the options that have the seconds (to 12 digits) and stored bytes of some option on the front."""
     on_front = set(zip(map(_digits, front.seconds.tolist()), front.stored.tolist(), strict=True))
-    every = zip(map(_digits, options.seconds.tolist()), options.stored.tolist(), strict=True)
-    return options.take(np.array([n for n, pair in enumerate(every) if pair in on_front], dtype=np.int64))
+    values = zip(map(_digits, options.seconds.tolist()), options.stored.tolist(), strict=True)
+    return options.take(np.array([n for n, pair in enumerate(values) if pair in on_front], dtype=np.int64))
 
 
 def _digits(seconds: float) -> float:
+    """Round seconds to 12 digits."""
     return float(f"{seconds:.12g}")

@@ -1,7 +1,7 @@
-"""CP-SAT, as the coupled choices use it: whole numbers for seconds and bytes, one worker, a fixed seed, interrupts.
+"""Run CP-SAT for the coupled choices: whole numbers for seconds and bytes, one worker, a fixed seed, interrupts.
 
 Seconds become whole numbers of about 2^40 for the least sum of seconds, so that a sum over components is off by at most
-their number x 2^-41 of it (2e-12 for five): far below the 1e-9 to which two layouts are told apart. Bytes are
+their number x 2^-41 of it (2e-12 for five): far below the 1e-9 within which two layouts count as equal. Bytes are
 multiplied by a power of two and rounded up, which is exact for whole bytes and fractions with small powers of two.
 """
 
@@ -27,32 +27,40 @@ SEED = 20261130
 
 @dataclass(frozen=True)
 class Scale:
-    """A power of two that turns quantities into whole numbers."""
+    """Turn quantities into whole numbers by a power of two.
+
+    >>> import numpy as np
+    >>> Scale(4.0, 100).nearest(np.array([0.5, 1.2, 99.0]))
+    [2, 5, 100]
+    """
 
     factor: float
     most: int
 
     def nearest(self, values: Floats) -> list[int]:
-        """Rounded to the nearest; what is beyond `most` counts as `most`."""
+        """Return the values scaled and rounded to the nearest number, at most `most`."""
         return [int(v) for v in np.minimum(np.rint(values * self.factor), self.most)]
 
     def up(self, values: Floats) -> list[int]:
-        """Rounded up."""
+        """Return the values scaled and rounded up."""
         return [ceil(v) for v in (values * self.factor).tolist()]
 
     def down(self, value: float) -> int:
-        """Rounded down."""
+        """Return the value scaled and rounded down."""
         return floor(value * self.factor)
 
 
 def scale_of(value: float, terms: int = 1) -> Scale:
-    """A value becomes a number of `BITS` bits; sums of `terms` of the scale's numbers stay below 2^`MOST_BITS`."""
+    """Return the scale on which `value` is a number of `BITS` bits.
+
+    Sums of `terms` of the scale's numbers stay below 2^`MOST_BITS`.
+    """
     return Scale(2.0 ** (BITS - frexp(value)[1]), 2**MOST_BITS // terms)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a solver's run: status, objective and bound (whole numbers), and the values of its variables."""
+    """Hold the end of a run: status, objective and bound (whole numbers), and the solver with the variables' values."""
 
     status: str
     objective: float
@@ -63,17 +71,17 @@ class Ended:
     solver: cp_model.CpSolver
 
     @property
-    def found(self) -> bool:
-        """Return whether there is a solution."""
+    def has_solution(self) -> bool:
+        """True where the solver has a solution."""
         return self.status in (OPTIMAL, FEASIBLE)
 
     def chosen(self, literals: list[cp_model.IntVar]) -> int:
-        """The place of the literal that holds."""
+        """Return the place of the literal that is true."""
         return next(n for n, literal in enumerate(literals) if self.solver.boolean_value(literal))
 
     def values(self, variables: Sequence[cp_model.IntVar]) -> tuple[int, ...] | None:
-        """The solution's values of these; None where there is no solution."""
-        return tuple(self.solver.value(one) for one in variables) if self.found else None
+        """Return the solution's values of these variables, or None where there is no solution."""
+        return tuple(self.solver.value(variable) for variable in variables) if self.has_solution else None
 
 
 def run(
@@ -86,9 +94,10 @@ def run(
 ) -> Ended:
     """Solve on one worker with a fixed seed: the same model gives the same answer, on any number of cores.
 
-    Where `seconds` of wall time are over, or at an interrupt (Ctrl-C), the best so far is what it ends with. `effort`:
-    a limit in the solver's deterministic seconds, which does not depend on the machine. `linearization`: how much of
-    the model its linear relaxation has (None: the solver's default).
+    When `seconds` of wall time are over, or at an interrupt (Ctrl-C), the run ends with the best solution so far.
+    `effort` is a limit in the solver's deterministic seconds, which does not depend on the machine. `linearization`
+    selects how much of the model its linear relaxation has (None: the solver's default). Raises `RuntimeError` on an
+    invalid model.
     """
     from ortools.sat.python import cp_model
 
@@ -117,10 +126,10 @@ def run(
     if not codes or codes[0] not in names:
         raise RuntimeError(f"CP-SAT rejects the model: {model.validate() or 'no reason given'}")
     status = names[codes[0]]
-    known = status in (OPTIMAL, FEASIBLE)
+    has_solution = status in (OPTIMAL, FEASIBLE)
     return Ended(
         status,
-        solver.objective_value if known else np.inf,
+        solver.objective_value if has_solution else np.inf,
         solver.best_objective_bound,
         solver.wall_time,
         len(model.proto.variables),
@@ -130,9 +139,10 @@ def run(
 
 
 def _wait(solve: Callable[[], None], stop: Callable[[], None]) -> bool:
-    """Solve in a thread, and stop it at an interrupt, which Python does not see inside the solver; whether one came.
+    """Solve in a thread, stop it at an interrupt, and return whether one came.
 
-    Waits for an event: `Thread.join` of Python 3.11 takes a thread for ended where an interrupt comes while it waits.
+    Python does not see an interrupt inside the solver. The function waits for an event, because `Thread.join` of Python
+    3.11 takes a thread for ended where an interrupt comes while it waits.
     """
     done, interrupted = threading.Event(), False
 

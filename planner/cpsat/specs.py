@@ -1,9 +1,9 @@
-"""The storage of weights and caches in a component's rows, before an order of the mesh axes is chosen.
+"""Describe how a component's rows store their weights and caches, before an order of the mesh axes is chosen.
 
-A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) puts together runs of program
-axes; the mesh axes that play a run's axes are sorted: those that cut the residual in the run's dim first, then by the
-order of the mesh axes. So a row and a residual give, per dim, a sequence of groups of mesh axes, and an order of the
-mesh axes sorts every group: a spec. Two phases store a weight alike if their specs are equal: shape and axes of dims.
+A dim of a stored tensor is cut by mesh axes, major first. Binding (`strategies.bind`) joins runs of program axes; the
+mesh axes that carry a run's axes are sorted: those that cut the residual in the run's dim first, then by the order of
+the mesh axes. So a row and a residual give, per dim, a sequence of groups of mesh axes, and an order of the mesh axes
+sorts every group: a spec. Two phases store a weight alike if their specs are equal: shape and axes of dims.
 """
 
 from __future__ import annotations
@@ -32,90 +32,104 @@ Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
 
 @dataclass(frozen=True)
 class SortedAxes:
-    """Program axes of a dim that are sorted together, and the dim of the residual that sorts them (empty: none)."""
+    """Hold program axes of a dim that are sorted together, and the dim of the residual that sorts them.
+
+    `residual_dim` is empty where no dim does.
+    """
 
     letters: Axes
-    boundary: str
+    residual_dim: str
 
 
 @cache
 def _runs(program: Program, tensor: Tensor) -> tuple[tuple[SortedAxes, ...], ...]:
-    return tuple(
-        tuple(SortedAxes(letters, boundary) for letters, boundary in runs) for runs in axis_runs(program, tensor)
-    )
+    """Return per dim of a tensor the runs of program axes that are sorted together."""
+    return tuple(tuple(SortedAxes(letters, dim) for letters, dim in runs) for runs in axis_runs(program, tensor))
 
 
 def weight_types(program: Program) -> tuple[Tensor, ...]:
-    """The types of the program's weights."""
+    """Return the types of the program's weights."""
     return tuple(t for t in program.arguments if t.name in program.weights)
 
 
 @dataclass(frozen=True)
 class Specs:
-    """Specs of a component's rows at one padded batch. `caches`: also of the caches, the sequence last."""
+    """Compute the specs of a component's rows at one padded batch.
 
-    joined: ComponentRows
+    `sizes` has, per table and part, the padded size of each dim by row. With `caches` the caches have specs, too, with
+    the sequence as the last dim.
+    """
+
+    component_rows: ComponentRows
     sizes: Sequence[Sequence[dict[str, NDArray[np.float64]]]]
     caches: bool
 
     def stored(self, row: int, residual: Sequence[int]) -> Stored:
-        """The groups of mesh axes that cut each dim of each weight; `residual`: what each mesh axis cuts there."""
-        table_number, at = int(self.joined.table_of[row]), int(self.joined.row_of[row])
-        table = self.joined.tables[table_number]
-        role_axes: dict[str, list[int]] = {}
-        for axis, choice in enumerate(table.rows[at].tolist()):
-            role_axes.setdefault(table.choices[choice], []).append(axis)
-        dims = []
+        """Return the groups of mesh axes that cut each dim of each weight of a row.
+
+        `residual` has the code that each mesh axis cuts in the residual stream.
+        """
+        table_number, table_row = int(self.component_rows.table_of[row]), int(self.component_rows.row_of[row])
+        table = self.component_rows.tables[table_number]
+        axes_of_role: dict[str, list[int]] = {}
+        for axis, choice in enumerate(table.rows[table_row].tolist()):
+            axes_of_role.setdefault(table.choices[choice], []).append(axis)
+        tensors = []
         for part, sizes in zip(table.body.parts, self.sizes[table_number], strict=True):
             for t in weight_types(part.program):
-                shape = tuple(int(sizes[d.name][at]) for d in t.dims)
-                dims.append((t.name, shape, self._cuts(part.program, t, role_axes, residual)))
+                shape = tuple(int(sizes[d.name][table_row]) for d in t.dims)
+                tensors.append((t.name, shape, self._cuts(part.program, t, axes_of_role, residual)))
             for t in part.program.caches if self.caches else ():
-                cuts = dict(zip(t.names, self._cuts(part.program, t, role_axes, residual), strict=True))
-                dims.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
-        return tuple(sorted(dims))
+                cuts = dict(zip(t.names, self._cuts(part.program, t, axes_of_role, residual), strict=True))
+                tensors.append((t.name, (), tuple(cuts[dim] for dim in (*sorted(cuts.keys() - {SEQUENCE}), SEQUENCE))))
+        return tuple(sorted(tensors))
 
     @staticmethod
     def _cuts(
-        program: Program, t: Tensor, role_axes: dict[str, list[int]], residual: Sequence[int]
+        program: Program, t: Tensor, axes_of_role: dict[str, list[int]], residual: Sequence[int]
     ) -> tuple[Groups, ...]:
-        return tuple(_groups(runs, role_axes, residual) for runs in _runs(program, t))
+        """Return the groups of mesh axes of each dim of a tensor."""
+        return tuple(_groups(runs, axes_of_role, residual) for runs in _runs(program, t))
 
 
-def _groups(runs: Sequence[SortedAxes], role_axes: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+def _groups(runs: Sequence[SortedAxes], axes_of_role: dict[str, list[int]], residual: Sequence[int]) -> Groups:
+    """Return the groups of mesh axes of one dim, major first."""
     groups = []
     for run in runs:
-        axes = sorted(axis for letter in run.letters for axis in role_axes.get(letter, ()))
-        if run.boundary:
-            cut = [axis for axis in axes if CODES[residual[axis]] == run.boundary]
+        axes = sorted(axis for letter in run.letters for axis in axes_of_role.get(letter, ()))
+        if run.residual_dim:
+            cut = [axis for axis in axes if CODES[residual[axis]] == run.residual_dim]
             groups += [tuple(cut), tuple(axis for axis in axes if axis not in cut)]
         else:
-            groups += [tuple(sorted(role_axes.get(letter, ()))) for letter in run.letters]
+            groups += [tuple(sorted(axes_of_role.get(letter, ()))) for letter in run.letters]
     return tuple(group for group in groups if group)
 
 
-def specs_of(joined: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
-    """The specs of a component on one mesh at one of its padded batches."""
+def specs_of(component_rows: ComponentRows, rates: Rates, batches: Ints, column: int, caches: bool) -> Specs:
+    """Return the specs of a component on one mesh at one of its padded batches."""
     sizes = []
-    for table in joined.tables:
+    for table in component_rows.tables:
         masks = masks_of(table.rows, table.choices)
-        fits = [fit_part(part, joined.component, rates, masks, batches) for part in table.body.parts]
+        fits = [fit_part(part, component_rows.component, rates, masks, batches) for part in table.body.parts]
         shape = (len(table.rows), batches.shape[1])
         sizes.append([{n: np.broadcast_to(size, shape)[:, column] for n, size in f.sizes.items()} for f in fits])
-    return Specs(joined, sizes, caches)
+    return Specs(component_rows, sizes, caches)
 
 
-def weights_of(joined: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
-    """Bytes of each row's weights, of all layers; a tied table counts once. As `strategies.tables.tables` has them."""
-    weights = []
-    for table in joined.tables:
+def weights_of(component_rows: ComponentRows, rates: Rates, fast: Speeds, batches: Ints, column: int) -> Floats:
+    """Return the bytes per device [rows] of each row's weights, of all layers; a tied table counts once.
+
+    The formula is that of `strategies.tables.tables`.
+    """
+    per_table = []
+    for table in component_rows.tables:
         masks, total = masks_of(table.rows, table.choices), np.zeros((len(table.rows), batches.shape[1]))
         for number, part in enumerate(table.body.parts):
-            if not (joined.component.tied and number):
-                sizes = fit_part(part, joined.component, rates, masks, batches).sizes
-                total = total + joined.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
-        weights.append(total[:, column])
-    return np.concatenate(weights)
+            if not (component_rows.component.tied and number):
+                sizes = fit_part(part, component_rows.component, rates, masks, batches).sizes
+                total = total + component_rows.component.times * weight_bytes(scope_of(part, sizes, masks, rates, fast))
+        per_table.append(total[:, column])
+    return np.concatenate(per_table)
 
 
 def unordered(stored: Stored) -> Stored:
@@ -127,7 +141,7 @@ def unordered(stored: Stored) -> Stored:
 
 
 def ordered(stored: Stored, order: Sequence[int]) -> Stored:
-    """The spec in an order of the mesh axes, major first: each dim's axes as one sequence."""
+    """Return the spec in an order of the mesh axes, major first, with each dim's axes as one sequence."""
     place = {axis: n for n, axis in enumerate(order)}
     return tuple(
         (name, shape, tuple((tuple(a for group in cut for a in sorted(group, key=place.__getitem__)),) for cut in cuts))

@@ -1,1 +1,1 @@
-"""`fits`: whether anything fits, and the largest batch and context that do."""
+"""Find whether anything fits, and the largest batch and context that do (`fits`)."""

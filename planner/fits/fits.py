@@ -1,7 +1,7 @@
-"""`fits`: per slice the largest batch at a context and the largest context at a batch, and what runs out.
+"""Find per slice the largest batch at a context and the largest context at a batch, and what runs out (`fits`).
 
-Largest numbers are exact (`planner.search.largest`). What devices then hold is of one layout that fits, priced in full:
-of those the search's tables have, one that takes about the least bytes.
+Largest numbers are exact (`planner.search.largest`). The bytes that devices then store are of one layout that fits,
+priced in full: of those in the search's tables, one that takes about the least bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _UNLIMITED_BYTES = 1e18
 
 
 class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The largest number that fits (None: not even one), and what ends it.
+    """Hold the largest number that fits (None: not even one), and the resource that limits it.
 
-    `runs_out`: HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout runs
-    any number; `nothing` up to the largest number that is known. `next`: the least larger number that some layout
-    runs, padded by at most 25%, which does not fit. `memory` and the layout are those at the largest number; where
-    there is none, those that one sequence (or token) would need.
+    `runs_out` is HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout
+    runs any number; `nothing` up to the largest number that is supported. `next` is the least larger number that some
+    layout runs, padded by at most 25%, which does not fit. `memory` and the layout are those at the largest number;
+    where there is none, those that one sequence (or token) would need.
     """
 
     largest: int | None
@@ -48,7 +48,10 @@ class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One slice: `batch` at the asked context, `context` at the asked batch; `fits`: whether these two fit together."""
+    """Hold the answers of one slice: the largest `batch` at the query's context, the largest `context` at its batch.
+
+    `fits` is true where the query's batch fits at its context.
+    """
 
     slice: str
     chips: int
@@ -59,9 +62,9 @@ class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer of `fits`: slices by chips, and the smallest on which `batch` fits at `context`.
+    """Hold the result of `fits`: slices by chips, and the smallest on which `batch` fits at `context`.
 
-    `interrupted`: before all slices were filled.
+    `interrupted` is true where not all slices were searched.
     """
 
     schema: str
@@ -77,9 +80,9 @@ class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def make_fits(query: Query, progress: Progress = silent) -> Fits:
-    """The largest batch at the query's context and the largest context at its one batch, on each of its slices.
+    """Find the largest batch at the query's context and the largest context at its one batch, on each of its slices.
 
-    An interrupt leaves the slices that were filled; a `KeyboardInterrupt` where there is none.
+    An interrupt keeps the slices so far; where there are none, `KeyboardInterrupt` is raised.
     """
     query = replace(query, slices=in_order(query.slices))
     rows: list[SliceFits] = []
@@ -105,18 +108,18 @@ def make_fits(query: Query, progress: Progress = silent) -> Fits:
     )
 
 
-def fits_of_slice(asked: tuple[Query, Slice]) -> SliceFits:
-    """Both questions on one slice."""
-    query, slice_ = asked
+def fits_of_slice(item: tuple[Query, Slice]) -> SliceFits:
+    """Return both answers for one (query, slice) pair."""
+    query, slice_ = item
     batch, context = query.work.batches[0], query.work.context
-    prints = [Footprints(slice_, query.cuts) for _ in range(2)]
-    largest = largest_batch(query, slice_, prints[0])
+    footprints = [Footprints(slice_, query.cuts) for _ in range(2)]
+    largest_fitting = largest_batch(query, slice_, footprints[0])
     of_batch = _Question(
-        query, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest, prints[0]
+        query, slice_, lambda v: (v, context), batch_key(slice_.devices), LARGEST_BATCH, largest_fitting, footprints[0]
     )
-    longest = largest_context(query, slice_, batch, prints[1])
+    longest_fitting = largest_context(query, slice_, batch, footprints[1])
     of_context = _Question(
-        query, slice_, lambda v: (batch, v), context_key(query, slice_), LARGEST_CONTEXT, longest, prints[1]
+        query, slice_, lambda v: (batch, v), context_key(query, slice_), LARGEST_CONTEXT, longest_fitting, footprints[1]
     )
     return SliceFits(
         slice=slice_.name,
@@ -130,7 +133,7 @@ def fits_of_slice(asked: tuple[Query, Slice]) -> SliceFits:
 
 @dataclass(frozen=True)
 class _Question:
-    """One question on one slice: `sizes` gives batch and context of a number, `key` the cuts that it admits."""
+    """Pose one question on one slice: `sizes` gives batch and context of a number, `key` the cuts that it admits."""
 
     query: Query
     slice_: Slice
@@ -141,7 +144,7 @@ class _Question:
     footprints: Footprints
 
     def answer(self) -> Largest:
-        """The largest number with its reason; what the least would need where none fits."""
+        """Return the largest number with its reason, or the needs of the least number where none fits."""
         after = self._next()
         plan = self.plan(self.largest) if self.largest else self.plan(after, free=True) if after else None
         return Largest(
@@ -154,16 +157,20 @@ class _Question:
         )
 
     def _next(self) -> int | None:
-        """The least number above the largest that some layout runs: at once where it admits the cuts of the largest."""
+        """Return the least number above the largest that some layout runs.
+
+        No search is needed where the number admits the cuts of the largest one.
+        """
         start = (self.largest or 0) + 1
-        known = [self.key(self.largest)] if self.largest else []
+        fitting_keys = [self.key(self.largest)] if self.largest else []
         for number in range(start, min(start + self.slice_.devices, self.most + 1)):
             key = self.key(number)
-            if any(less <= key for less in known) or self._choice(number, free=True):
+            if any(smaller_key <= key for smaller_key in fitting_keys) or self._choice(number, free=True):
                 return number
         return None
 
     def _runs_out(self, plan: Plan | None) -> str:
+        """Return the resource that limits the number."""
         if self.largest == self.most:
             return NOTHING
         if plan is None:
@@ -173,13 +180,13 @@ class _Question:
         return CACHE if plan.memory.kv_bytes >= plan.memory.activation_bytes else ACTIVATIONS
 
     def _least_bytes(self, batch: int, context: int) -> float:
-        """A lower bound of what any layout needs; 0 where none divides."""
+        """Return a lower bound of any layout's bytes, or 0 where no layout divides."""
         problem, pairs = self._problem(batch, context), columns((batch,), self.slice_.devices)
         need = self.footprints.need(problem, pairs)
         return need.least_bytes if need.least_bytes < inf else 0.0
 
     def plan(self, number: int, free: bool = False) -> Plan | None:
-        """A layout that fits the number, priced in full; `free`: however many bytes it takes."""
+        """Return a layout that fits the number, priced in full; with `free` it may take any number of bytes."""
         choice = self._choice(number, free)
         if choice is None:
             return None
@@ -191,9 +198,11 @@ class _Question:
         return plan
 
     def _choice(self, number: int, free: bool = False) -> Choice | None:
+        """Return a choice that fits the number, or None."""
         problem, pairs = self._problem(*self.sizes(number)), columns(self.sizes(number)[:1], self.slice_.devices)
-        asked = replace(problem, usable_bytes=_UNLIMITED_BYTES) if free else problem
-        return self.footprints.need(asked, pairs).choice
+        posed = replace(problem, usable_bytes=_UNLIMITED_BYTES) if free else problem
+        return self.footprints.need(posed, pairs).choice
 
     def _problem(self, batch: int, context: int) -> Problem:
+        """Return the search problem of one batch and context."""
         return make_problem(self.query.at(batch, context=context), self.slice_)

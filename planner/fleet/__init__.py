@@ -1,1 +1,1 @@
-"""`fleet`: how many servers of which slice serve a traffic."""
+"""Plan a fleet: the number of servers of each slice that serve a traffic at least cost (`fleet`)."""

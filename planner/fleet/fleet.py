@@ -1,4 +1,4 @@
-"""`fleet`: how many slices of which shape, each a prefill or a decode server, serve a traffic at least cost."""
+"""Plan a fleet (`fleet`): slices of each shape, as prefill or decode servers, that serve a traffic at least cost."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from planner.fleet.problem import ROLES, FleetProblem
 from planner.fleet.query import FleetQuery
 from planner.fleet.reasons import quota_reason, why_not
 from planner.fleet.result import fleet_of
-from planner.fleet.servers import ServerOptions, find_offers, problem_of
+from planner.fleet.servers import ServerOptions, find_options, problem_of
 from planner.fleet.solver import FleetSolution, solve_fleet
 from planner.plan.planfile import INTERRUPTED, SCHEMA, PlanFile, Search
 from planner.query.query import Progress, silent
 
 
 class NoFleet(NothingFits):
-    """No fleet serves the traffic within the quota and the targets: why, and what would do."""
+    """Report that no fleet serves the traffic within the quota and the targets, with the reason and a remedy."""
 
     def __init__(self, why: str, search: Search) -> None:
         super().__init__(why, (), None, search)
 
 
-def make_fleet(asked: FleetQuery, progress: Progress = silent) -> PlanFile:
-    """Search every slice in both roles, then choose numbers of servers. Raises `NoFleet`, or `KeyboardInterrupt`
-    where an interrupt came before there was a fleet.
+def make_fleet(fleet_query: FleetQuery, progress: Progress = silent) -> PlanFile:
+    """Search every slice in both roles, then choose the numbers of servers.
+
+    Raises `NoFleet` where there is no fleet, and `KeyboardInterrupt` where an interrupt came before there was one.
     """
     started = time.perf_counter()
-    offers = find_offers(asked, progress)
-    if offers.interrupted and not all(offers.of(role) for role in ROLES):
+    options = find_options(fleet_query, progress)
+    if options.interrupted and not all(options.in_role(role) for role in ROLES):
         raise KeyboardInterrupt
     progress("choosing numbers of servers")
-    problem = problem_of(asked, offers)
-    why = why_not(asked, offers, problem)
-    solved = None if why else solve_fleet(problem, asked.query.solver_seconds)
-    search = _covered(offers, started)
+    problem = problem_of(fleet_query, options)
+    why = why_not(fleet_query, options, problem)
+    solved = None if why else solve_fleet(problem, fleet_query.query.solver_seconds)
+    search = _covered(options, started)
     if solved is None or solved.counts is None or solved.proof is None:
-        if offers.interrupted or (solved and solved.ended == "interrupt"):
+        if options.interrupted or (solved and solved.ended == "interrupt"):
             raise KeyboardInterrupt
-        raise NoFleet(why or _nothing_found(problem, solved, asked), search)
-    used = [(one, n) for one, n in zip(offers.every, solved.counts, strict=True) if n]
+        raise NoFleet(why or _nothing_found(problem, solved, fleet_query), search)
+    used = [(option, n) for option, n in zip(options.options, solved.counts, strict=True) if n]
     used.sort(
         key=lambda pair: (ROLES.index(pair[0].role), pair[0].slice_.chip.name, pair[0].slice_.chips, pair[0].name)
     )
@@ -51,43 +52,48 @@ def make_fleet(asked: FleetQuery, progress: Progress = silent) -> PlanFile:
         schema=SCHEMA,
         tool_version=VERSION,
         objective="fleet",
-        plans=tuple(one.plan for one, _ in used),
+        plans=tuple(option.plan for option, _ in used),
         rejected=(),
         search=search,
-        notes=_notes(asked, offers),
-        targets=asked.query.targets.words,
-        prices=dict(asked.query.prices),
-        fleet=fleet_of(asked, problem, solved, used, offers.interrupted),
+        notes=_notes(fleet_query, options),
+        targets=fleet_query.query.targets.words,
+        prices=dict(fleet_query.query.prices),
+        fleet=fleet_of(fleet_query, problem, solved, used, options.interrupted),
     )
 
 
-def _nothing_found(problem: FleetProblem, solved: FleetSolution | None, asked: FleetQuery) -> str:
+def _nothing_found(problem: FleetProblem, solved: FleetSolution | None, fleet_query: FleetQuery) -> str:
+    """Return the reason why there is no fleet: a limit that ended the solver, or the quota."""
     if solved is not None and solved.ended:
-        return f"no fleet was found in {asked.query.solver_seconds:g} s of solving, and none was ruled out; allow more"
+        seconds = fleet_query.query.solver_seconds
+        return f"no fleet was found in {seconds:g} s of solving, and none was ruled out; allow more"
     reason = quota_reason(problem)
-    if asked.utilisation == 1:
+    if fleet_query.utilisation == 1:
         return reason
-    return f"{reason}; {asked.traffic.requests_per_s:g} requests/s may take {asked.utilisation:.0%} of the rates"
+    demand = f"{fleet_query.traffic.requests_per_s:g} requests/s"
+    return f"{reason}; {demand} may take {fleet_query.utilisation:.0%} of the rates"
 
 
-def _covered(offers: ServerOptions, started: float) -> Search:
-    how = INTERRUPTED if offers.interrupted else "exhaustive, each slice, role and batch alone"
-    coverage = covered(offers.found.values(), started, how)
-    rate = coverage.evaluations / offers.search_s if offers.search_s else 0.0
-    return msgspec.structs.replace(coverage, evaluations_per_s=rate)
+def _covered(options: ServerOptions, started: float) -> Search:
+    """Describe the searches of all slices."""
+    proved_by = INTERRUPTED if options.interrupted else "exhaustive, each slice, role and batch alone"
+    search = covered(options.results.values(), started, proved_by)
+    rate = search.evaluations / options.search_s if options.search_s else 0.0
+    return msgspec.structs.replace(search, evaluations_per_s=rate)
 
 
-def _notes(asked: FleetQuery, offers: ServerOptions) -> tuple[str, ...]:
+def _notes(fleet_query: FleetQuery, options: ServerOptions) -> tuple[str, ...]:
+    """Return notes on an interrupt, skipped slices, missing prices and full utilisation."""
     notes = []
-    if offers.interrupted:
+    if options.interrupted:
         notes.append("interrupted: not every slice of the quota was searched; the proof is of the servers found so far")
-    if offers.skipped:
+    if options.skipped:
         notes.append(
-            f"slices not searched: {offers.skipped}, each of which alone costs as much as a fleet without them"
+            f"slices not searched: {options.skipped}, each of which alone costs as much as a fleet without them"
         )
-    if not asked.query.prices:
+    if not fleet_query.query.prices:
         notes.append("no prices given: least cost is fewest chips, whatever their kind")
-    if asked.utilisation == 1:
+    if fleet_query.utilisation == 1:
         notes.append(
             "traffic may take all of the servers' rates; queues of uneven requests need room: a utilisation of 0.8, say"
         )

@@ -1,13 +1,13 @@
-"""A fleet as a problem in numbers: servers, demand, quota; its integers; a bound and a guess by plain arithmetic.
+"""State a fleet as a problem in numbers: servers, demand, quota; its integers; a bound and a guess by arithmetic.
 
 With n_i servers of kind i, each of rate_i requests/s on chips_i chips:
 
     minimise    sum of n_i * cost_i
     such that   sum of n_i * rate_i over a role's servers >= demand        for prefill, and for decode
                 sum of n_i * chips_i over a chip's servers <= its quota    for every chip
-                n_i = 0 or n_j = 0                                         for every barred pair (i, j)
+                n_i = 0 or n_j = 0                                         for every excluded pair (i, j)
 
-Nothing here knows of models or slices.
+This module does not depend on models or slices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGEST_SUM = 1 << 60
 
 @dataclass(frozen=True)
 class Server:
-    """A kind of server: one slice of `chips` chips in one role (`prefill`, `decode`), its rate and what it costs.
+    """Describe a kind of server: one slice of `chips` chips in one role (`prefill`, `decode`), its rate and cost.
 
     `step_s` only breaks ties: of fleets of equal cost, chips and servers, the one with the least sum of steps wins.
     """
@@ -40,29 +40,33 @@ class Server:
 
 @dataclass(frozen=True)
 class FleetProblem:
-    """Servers to choose from, requests/s that each role must serve, chips by kind, pairs that exclude each other."""
+    """Hold the servers to choose from, the demand, the quota, and the pairs that exclude each other.
+
+    `demand_per_s` is the requests/s that each role must serve, `quota` the chips by kind, `excluded` pairs of numbers
+    of servers that one fleet may not have both.
+    """
 
     servers: Sequence[Server]
     demand_per_s: float
     quota: Mapping[str, int]
-    barred: Collection[tuple[int, int]] = ()
+    excluded: Collection[tuple[int, int]] = ()
 
     def rate(self, counts: Sequence[int], role: str) -> Fraction:
-        """Requests/s of all servers of a role, exactly."""
+        """Return the requests/s of all servers of a role, exactly."""
         pairs = zip(self.servers, counts, strict=True)
         return sum((n * Fraction(s.requests_per_s) for s, n in pairs if s.role == role), Fraction())
 
     def cost(self, counts: Sequence[int]) -> Fraction:
-        """The cost of all servers, exactly."""
+        """Return the cost of all servers, exactly."""
         return sum((n * s.cost for s, n in zip(self.servers, counts, strict=True)), Fraction())
 
     def used(self, counts: Sequence[int], chip: str) -> int:
-        """Chips of a kind that all servers take."""
+        """Return the chips of a kind that all servers take."""
         return sum(n * s.chips for s, n in zip(self.servers, counts, strict=True) if s.chip == chip)
 
 
 def check_fleet(problem: FleetProblem, counts: Sequence[int]) -> None:
-    """Check an answer with plain exact arithmetic; raises `RuntimeError` with the first promise that it breaks."""
+    """Check an answer with exact arithmetic; raise `RuntimeError` with the first constraint that it violates."""
     if any(n < 0 for n in counts):
         raise RuntimeError(f"the solver gave a negative number of servers: {counts}")
     for role in ROLES:
@@ -74,14 +78,17 @@ def check_fleet(problem: FleetProblem, counts: Sequence[int]) -> None:
     for chip in sorted({s.chip for s in problem.servers}):
         if problem.used(counts, chip) > problem.quota.get(chip, 0):
             raise RuntimeError(f"the solver's fleet takes {problem.used(counts, chip)} {chip}, above the quota")
-    for i, j in problem.barred:
+    for i, j in problem.excluded:
         if counts[i] and counts[j]:
             raise RuntimeError(f"the solver's fleet has servers {i} and {j}, which may not be together: {counts}")
 
 
 @dataclass(frozen=True)
 class IntegerProblem:
-    """The problem in integers: rates, their demand, the most of each server that could be of use, and costs."""
+    """Hold the problem in integers: rates, their demand, an upper limit of each server, and costs.
+
+    A cost divided by `cost_scale` is in dollars per hour, or in chips.
+    """
 
     rates: tuple[int, ...]
     demand: int
@@ -91,9 +98,10 @@ class IntegerProblem:
 
 
 def whole_numbers(problem: FleetProblem) -> IntegerProblem:
-    """Rates are capped at the demand, which is all that a server can be needed for.
+    """Return the problem in integers.
 
-    More servers of a kind than serve the demand alone, or than the quota holds, are of no use.
+    Rates are capped at the demand, as no server is needed for more. The limit of a kind of server is the number that
+    serves the demand alone, or that the quota allows.
     """
     demand = Fraction(problem.demand_per_s)
     bits = _DEMAND_BITS - (demand.numerator.bit_length() - demand.denominator.bit_length())
@@ -101,16 +109,16 @@ def whole_numbers(problem: FleetProblem) -> IntegerProblem:
     need = ceil(demand * scale)
     exact = [Fraction(s.requests_per_s) for s in problem.servers]
     rates = tuple(need if rate >= demand else floor(rate * scale) for rate in exact)
-    most = tuple(
+    most_servers = tuple(
         min(problem.quota.get(s.chip, 0) // s.chips, -(-need // r)) if r else 0
         for s, r in zip(problem.servers, rates, strict=True)
     )
-    costs, cost_scale = _whole_costs([s.cost for s in problem.servers], most)
-    return IntegerProblem(rates, need, most, costs, cost_scale)
+    costs, cost_scale = _whole_costs([s.cost for s in problem.servers], most_servers)
+    return IntegerProblem(rates, need, most_servers, costs, cost_scale)
 
 
 def _whole_costs(costs: Sequence[Fraction], most: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
-    """Costs as integers, exact unless their sum would be too large for the solver; and what one is worth."""
+    """Return costs as integers, exact unless their sum would be too large for the solver, and their scale."""
     scale = Fraction(lcm(*(c.denominator for c in costs)))
     while sum(c * n for c, n in zip(costs, most, strict=True)) * scale > _LARGEST_SUM:
         scale /= 10
@@ -118,16 +126,16 @@ def _whole_costs(costs: Sequence[Fraction], most: Sequence[int]) -> tuple[tuple[
 
 
 def whole_cost(problem: FleetProblem, bound: Fraction) -> Fraction:
-    """The least cost at or above a bound that whole servers can have: a multiple of what divides all their costs."""
+    """Return the least cost at or above a bound that whole servers can have: a multiple of the costs' divisor."""
     common = lcm(*(s.cost.denominator for s in problem.servers))
     unit = Fraction(gcd(*(int(s.cost * common) for s in problem.servers)), common)
     return ceil(bound / unit) * unit if unit else bound
 
 
 def least_cost(problem: FleetProblem) -> Fraction:
-    """A cost that no fleet is below: each role's demand at its servers' least cost per request.
+    """Return a lower bound of the cost: each role's demand at its servers' least cost per request.
 
-    It is what the fleet would cost if servers were divisible and the quota endless.
+    It is the cost if servers were divisible and the quota unlimited.
     """
     demand, total = Fraction(problem.demand_per_s), Fraction()
     for role in ROLES:
@@ -137,20 +145,20 @@ def least_cost(problem: FleetProblem) -> Fraction:
 
 
 def first_guess(problem: FleetProblem, whole: IntegerProblem) -> tuple[int, ...] | None:
-    """A fleet at hand: for each role the servers with the least cost per request, as the quota holds them."""
-    counts, left = [0] * len(problem.servers), dict(problem.quota)
+    """Return a greedy fleet, or None: for each role the servers with the least cost per request within the quota."""
+    counts, left_chips = [0] * len(problem.servers), dict(problem.quota)
     for role in ROLES:
-        missing = whole.demand
-        servers = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
+        missing_rate = whole.demand
+        in_role = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
         for i in sorted(
-            servers, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)
+            in_role, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)
         ):
             server = problem.servers[i]
-            if missing <= 0 or any(counts[a + b - i] for a, b in problem.barred if i in (a, b)):
+            if missing_rate <= 0 or any(counts[a + b - i] for a, b in problem.excluded if i in (a, b)):
                 continue
-            counts[i] = min(left[server.chip] // server.chips, -(-missing // whole.rates[i]))
-            left[server.chip] -= counts[i] * server.chips
-            missing -= counts[i] * whole.rates[i]
-        if missing > 0:
+            counts[i] = min(left_chips[server.chip] // server.chips, -(-missing_rate // whole.rates[i]))
+            left_chips[server.chip] -= counts[i] * server.chips
+            missing_rate -= counts[i] * whole.rates[i]
+        if missing_rate > 0:
             return None
     return tuple(counts)

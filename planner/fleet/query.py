@@ -1,4 +1,4 @@
-"""The question of `fleet`: a quota of chips, a traffic, and the query of every search."""
+"""Define the question of a fleet: a quota of chips, a traffic, and the options of every search."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
 
 @dataclass(frozen=True, kw_only=True)
 class FleetQuery:
-    """Servers on slices of the quota's chips for a traffic; `decode_batches`: None for all that fit.
+    """Describe servers on slices of the quota's chips for a traffic.
 
-    `query`: model, the slices that the quota holds, targets, prices, dtypes and all else; the fleet is proved by
-    CP-SAT, within its `solver_seconds`. `utilisation`: the share of the servers' rates that the traffic may take.
-    Decode is searched at a context of `input` + `output` tokens: the cache must hold a request to its end, and no
-    step is slower than one with full caches. Raises `InputError` on what cannot be.
+    `query` has the model, the slices that the quota allows, targets, prices, dtypes and all else; the fleet is proved
+    by CP-SAT, within its `solver_seconds`. `decode_batches` None means all that fit. `utilisation` is the share of the
+    servers' rates that the traffic may take. Decode is searched at a context of `input` + `output` tokens: the cache
+    must store a request to its end, and no step is slower than one with full caches. Raises `InputError` on values out
+    of range, and on other targets than those of a step and of the first token.
     """
 
     query: Query
@@ -56,11 +57,11 @@ class FleetQuery:
 
     @property
     def demand_per_s(self) -> float:
-        """Requests/s that each role's servers must be able to serve, so that the traffic takes `utilisation` of it."""
+        """Requests/s that each role's servers must be able to serve: the traffic divided by `utilisation`."""
         return self.traffic.requests_per_s / self.utilisation
 
-    def of(self, role: str, slice_: Slice) -> Query:
-        """The search of one role on one slice: for the best of every batch, whatever the targets."""
+    def role_query(self, role: str, slice_: Slice) -> Query:
+        """Return the search of one role on one slice: for the best of every batch, without targets."""
         traffic = self.traffic
         batches = self.prefill_batches if role == "prefill" else self.decode_batches
         context = cache_slots(traffic.input + traffic.output) if role == "decode" else traffic.input
@@ -78,7 +79,7 @@ class FleetQuery:
         )
 
     def cost(self, chip: str, chips: int) -> Fraction:
-        """Dollars per hour of so many chips, exactly as the price was written; without prices, the chips."""
+        """Return the dollars per hour of `chips` chips, exactly as the price was written; without prices, the chips."""
         price = price_of(self.query.prices, chip.lower())
         return Fraction(chips) if price is None else chips * Fraction(repr(price))
 
@@ -89,7 +90,10 @@ def fleet_query(
     traffic: Traffic | Mapping[str, float],
     options: Mapping[str, Any],
 ) -> FleetQuery:
-    """Build the question from a caller's words; `options`: `FleetOptions`. Raises `InputError` on bad input."""
+    """Build the fleet's query of a caller's keywords, those of `planner.api.FleetOptions`.
+
+    Raises `InputError` on bad input.
+    """
     rest = dict(options)
     names = {name.strip().lower(): chips for name, chips in quota.items()}
     constants, chip_file = rest.pop("constants", "chip"), rest.pop("chip_file", None)
@@ -111,7 +115,10 @@ def fleet_query(
 
 
 def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constants: str) -> tuple[Slice, ...]:
-    """Every legal slice that the quota holds, by chips and name. Raises `InputError` where a chip has none."""
+    """Return every legal slice that the quota allows, by chips and name.
+
+    Raises `InputError` on a bad quota, or where a chip has no slice within it.
+    """
     if not quota:
         raise InputError(f"no quota given; {_QUOTA}")
     known = chip_names() if chip_file is None else (*chip_names(), read_chip(Path(chip_file)).name.lower())
@@ -132,7 +139,7 @@ def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constan
 
 
 def traffic_of(traffic: Traffic | Mapping[str, float]) -> Traffic:
-    """The traffic, also where it is given by names; raises `InputError` where these are others."""
+    """Return the traffic, also where it is a mapping by field names; raise `InputError` on other names."""
     if isinstance(traffic, Traffic):
         return traffic
     try:

@@ -1,4 +1,4 @@
-"""Why there is no fleet: nothing fits, nothing meets a target, or the quota is short, of what and by how much."""
+"""Explain why there is no fleet: nothing fits, nothing meets a target, or the quota is short, and by how much."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 _EFFORT = 10.0
-"""Deterministic seconds of the solver for each question."""
+"""Limit of each run of the solver, in its deterministic seconds."""
 
 
-def why_not(asked: FleetQuery, offers: ServerOptions, problem: FleetProblem) -> str | None:
-    """Why there can be no fleet whatever the quota: nothing fits a role, or nothing meets a target."""
+def why_not(fleet_query: FleetQuery, options: ServerOptions, problem: FleetProblem) -> str | None:
+    """Return why there is no fleet with any quota: nothing fits a role, or nothing meets a target. None if neither."""
     for role in ROLES:
-        if role not in offers.shortest:
-            return _fits_nowhere(asked, offers, role)
-    targets = {target.field: target.says(limit) for target, limit in asked.query.targets.given()}
+        if role not in options.shortest:
+            return _fits_nowhere(fleet_query, options, role)
+    targets = {target.field: target.says(limit) for target, limit in fleet_query.query.targets.given()}
     for role, field in (("prefill", "max_ttft_s"), ("decode", "max_step_s")):
-        if field in targets and not offers.of(role):
-            step_s, name = offers.shortest[role]
+        if field in targets and not options.in_role(role):
+            step_s, name = options.shortest[role]
             return f"no slice of the quota meets {targets[field]}: the shortest {role} step is {_ms(step_s)}, {name}"
-    pairs = [(prefill, decode) for prefill in offers.of("prefill") for decode in offers.of("decode")]
-    if "max_ttft_s" in targets and len(problem.barred) == len(pairs):
-        per_s = asked.traffic.requests_per_s
+    pairs = [(prefill, decode) for prefill in options.in_role("prefill") for decode in options.in_role("decode")]
+    if "max_ttft_s" in targets and len(problem.excluded) == len(pairs):
+        per_s = fleet_query.traffic.requests_per_s
         least_s, *names = min((ttft_s(p, d, per_s), p.name, d.name) for p, d in pairs)
         return (
             f"no two slices of the quota meet {targets['max_ttft_s']}: the least time to the first token is "
@@ -45,68 +45,76 @@ def why_not(asked: FleetQuery, offers: ServerOptions, problem: FleetProblem) -> 
 
 
 def _ms(seconds: float) -> str:
+    """Return seconds as text in milliseconds."""
     return f"{seconds * 1e3:.4g} ms"
 
 
-def _fits_nowhere(asked: FleetQuery, offers: ServerOptions, role: str) -> str:
-    """Return the slice that came closest to hold one batch of the role, and by how much it failed."""
+def _fits_nowhere(fleet_query: FleetQuery, options: ServerOptions, role: str) -> str:
+    """Say which slice came closest to storing one batch of the role, and by how much it failed."""
     closest = []
-    for slice_ in asked.query.slices:
-        least = offers.found[f"{slice_.name} {role}"].least_bytes
+    for slice_ in fleet_query.query.slices:
+        least_bytes = options.results[f"{slice_.name} {role}"].least_bytes
         usable = slice_.chip.usable_hbm_bytes_per_device
-        closest += [(nbytes / usable, slice_.name, batch, nbytes, usable) for batch, nbytes in least.items()]
-    held = ", ".join(f"{chip}={n}" for chip, n in sorted(asked.quota.items()))
-    text = f"no layout of {asked.query.model.name} fits any slice of the quota {held} as a {role} server"
+        closest += [(nbytes / usable, slice_.name, batch, nbytes, usable) for batch, nbytes in least_bytes.items()]
+    quota = ", ".join(f"{chip}={n}" for chip, n in sorted(fleet_query.quota.items()))
+    text = f"no layout of {fleet_query.query.model.name} fits any slice of the quota {quota} as a {role} server"
     if not closest:
         return f"{text}: its dims divide over none of them"
     _, name, batch, nbytes, usable = min(closest)
     return (
         f"{text}: the closest, {name} at batch {batch}, needs {nbytes / 1e9:.2f} GB per device at the least, and "
-        f"{usable / 1e9:.2f} GB are usable; {_larger(asked, role)}"
+        f"{usable / 1e9:.2f} GB are usable; {_larger(fleet_query, role)}"
     )
 
 
-def _larger(asked: FleetQuery, role: str) -> str:
-    """The smallest slice beyond the quota, of each of its chips, on which one batch of the role fits."""
-    batch = min(asked.prefill_batches if role == "prefill" else asked.decode_batches or (1,))
+def _larger(fleet_query: FleetQuery, role: str) -> str:
+    """Say on which smallest slice beyond the quota, of each of its chips, one batch of the role fits."""
+    batch = min(fleet_query.prefill_batches if role == "prefill" else fleet_query.decode_batches or (1,))
     larger = []
-    for chip in dict.fromkeys(slice_.chip for slice_ in asked.query.slices):
-        beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > asked.quota[chip.name.lower()])
-        first = next((slice_ for slice_ in beyond if _fits(asked, role, slice_, batch)), None)
+    for chip in dict.fromkeys(slice_.chip for slice_ in fleet_query.query.slices):
+        beyond = (slice_ for slice_ in slices_of(chip) if slice_.chips > fleet_query.quota[chip.name.lower()])
+        first = next((slice_ for slice_ in beyond if _fits(fleet_query, role, slice_, batch)), None)
         if first is not None:
             larger.append(f"{chip.name}={first.chips} ({first.name})")
     return f"it fits from {' or '.join(larger)} on" if larger else "no larger slice of these chips holds it either"
 
 
-def _fits(asked: FleetQuery, role: str, slice_: Slice, batch: int) -> bool:
-    problem = make_problem(asked.of(role, slice_).at(batch), slice_)
+def _fits(fleet_query: FleetQuery, role: str, slice_: Slice, batch: int) -> bool:
+    """Return whether some layout of the batch fits on the slice."""
+    problem = make_problem(fleet_query.role_query(role, slice_).at(batch), slice_)
     return Footprints(slice_).need(problem, columns((batch,), slice_.devices), batch).fits
 
 
 def quota_reason(problem: FleetProblem) -> str:
-    """Why the quota does not serve the demand, in one line, and what would do: for a problem without an answer."""
+    """Return in one line why the quota does not serve the demand, and what would suffice.
+
+    The problem must have no solution.
+    """
     quota = ", ".join(f"{chip}={chips}" for chip, chips in sorted(problem.quota.items()))
-    most = {role: most_requests_per_s(problem, role) for role in ROLES}
-    short = {role: problem.demand_per_s - rate for role, rate in most.items() if rate < problem.demand_per_s}
+    most_per_s = {role: most_requests_per_s(problem, role) for role in ROLES}
+    missing_per_s = {
+        role: problem.demand_per_s - rate for role, rate in most_per_s.items() if rate < problem.demand_per_s
+    }
     parts = [
         f"the quota {quota} is too small for {digits(problem.demand_per_s)} requests/s",
-        " and ".join(f"as {role} servers alone it serves at most {_rate(rate)}" for role, rate in most.items())
-        + ("" if short else ", but not both at once"),
+        " and ".join(f"as {role} servers alone it serves at most {_rate(rate)}" for role, rate in most_per_s.items())
+        + ("" if missing_per_s else ", but not both at once"),
     ]
-    parts += [f"{role} is {_rate(missing)} short" for role, missing in short.items()]
-    more = missing_chips(problem)
-    if more:
-        needed = " and ".join(f"{n} more {chip} ({chip}={problem.quota[chip] + n})" for chip, n in more.items() if n)
+    parts += [f"{role} is {_rate(missing)} short" for role, missing in missing_per_s.items()]
+    missing = missing_chips(problem)
+    if missing:
+        needed = " and ".join(f"{n} more {chip} ({chip}={problem.quota[chip] + n})" for chip, n in missing.items() if n)
         parts.append(f"{needed} would do, in slices of sizes that the quota holds now")
     return "; ".join(parts)
 
 
 def _rate(requests_per_s: float) -> str:
+    """Return a rate as text."""
     return f"{digits(requests_per_s)}/s" if requests_per_s else "none"
 
 
 def most_requests_per_s(problem: FleetProblem, role: str) -> float:
-    """The most requests/s of one role that the whole quota gives; at most a little less than it would, never more."""
+    """Return the most requests/s of one role on the whole quota, rounded down slightly and never up."""
     from ortools.sat.python import cp_model
 
     servers = [s for s in problem.servers if s.role == role]
@@ -114,26 +122,26 @@ def most_requests_per_s(problem: FleetProblem, role: str) -> float:
         return 0.0
     model = cp_model.CpModel()
     counts = [model.new_int_var(0, problem.quota.get(s.chip, 0) // s.chips, s.name) for s in servers]
-    alone = FleetProblem(servers, problem.demand_per_s, problem.quota)
+    role_problem = FleetProblem(servers, problem.demand_per_s, problem.quota)
     for chip in sorted({s.chip for s in servers}):
-        model.add(chips_used(alone, counts, chip) <= problem.quota.get(chip, 0))
+        model.add(chips_used(role_problem, counts, chip) <= problem.quota.get(chip, 0))
     fastest = max(s.requests_per_s for s in servers)
     model.maximize(sum(int(s.requests_per_s / fastest * (1 << 30)) * n for s, n in zip(servers, counts, strict=True)))
     values = _best_values(model, counts)
-    return float(alone.rate(values, role)) if values else 0.0
+    return float(role_problem.rate(values, role)) if values else 0.0
 
 
 def missing_chips(problem: FleetProblem) -> dict[str, int] | None:
-    """The fewest chips, by kind, that the quota would need besides; None where no quota of these servers would do."""
+    """Return the fewest additional chips by kind that the quota needs, or None where no quota suffices."""
     from ortools.sat.python import cp_model
 
-    whole = _without_quota(problem)
+    integers = _without_quota(problem)
     model = cp_model.CpModel()
-    counts = [model.new_int_var(0, n, f"n{i}") for i, n in enumerate(whole.most)]
+    counts = [model.new_int_var(0, n, f"n{i}") for i, n in enumerate(integers.most)]
     chips = sorted({s.chip for s in problem.servers})
-    largest = sum(n * s.chips for n, s in zip(whole.most, problem.servers, strict=True))
+    largest = sum(n * s.chips for n, s in zip(integers.most, problem.servers, strict=True))
     extra = [model.new_int_var(0, largest, chip) for chip in chips]
-    add_demand(model, problem, whole, counts)
+    add_demand(model, problem, integers, counts)
     add_excluded(model, problem, counts)
     for chip, more in zip(chips, extra, strict=True):
         model.add(chips_used(problem, counts, chip) <= problem.quota.get(chip, 0) + more)
@@ -143,7 +151,7 @@ def missing_chips(problem: FleetProblem) -> dict[str, int] | None:
 
 
 def _best_values(model: cp_model.CpModel, variables: Sequence[cp_model.IntVar]) -> tuple[int, ...] | None:
-    """The best values that the solver finds; None where there are none."""
+    """Return the best values that the solver finds, or None where there are none."""
     ended = run_sums(model, effort=_EFFORT)
     if ended.interrupted:
         raise KeyboardInterrupt
@@ -151,8 +159,8 @@ def _best_values(model: cp_model.CpModel, variables: Sequence[cp_model.IntVar]) 
 
 
 def _without_quota(problem: FleetProblem) -> IntegerProblem:
-    """The integers of the problem with as many chips as every server could be of use for."""
+    """Return the integers of the problem with a quota large enough for any useful number of servers."""
     demand = Fraction(problem.demand_per_s)
     needed = [s.chips * (int(demand / Fraction(s.requests_per_s)) + 2) for s in problem.servers if s.requests_per_s > 0]
     endless = dict.fromkeys({s.chip for s in problem.servers}, max(needed, default=0))
-    return whole_numbers(FleetProblem(problem.servers, problem.demand_per_s, endless, problem.barred))
+    return whole_numbers(FleetProblem(problem.servers, problem.demand_per_s, endless, problem.excluded))

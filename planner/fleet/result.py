@@ -1,4 +1,4 @@
-"""A solved fleet as the plan file states it."""
+"""Turn a solved fleet into its part of the plan file."""
 
 from __future__ import annotations
 
@@ -16,34 +16,40 @@ from planner.query.targets import dollars_per_million_tokens
 
 
 def fleet_of(
-    asked: FleetQuery,
+    fleet_query: FleetQuery,
     problem: FleetProblem,
     solved: FleetSolution,
     used: Sequence[tuple[ServerOption, int]],
     interrupted: bool,
 ) -> Fleet:
-    """The fleet of the servers that are used, in the order of their plans. Raises `RuntimeError` without a proof."""
+    """Return the fleet of the used servers, in the order of their plans.
+
+    Raises `RuntimeError` where the solution has no counts or proof.
+    """
     if solved.counts is None or solved.proof is None:
         raise RuntimeError("a fleet without counts or proof")
     pairs = [(p, d) for p, _ in used if p.role == "prefill" for d, _ in used if d.role == "decode"]
-    hourly = float(problem.cost(solved.counts)) if asked.query.prices else None
-    output_per_s = asked.traffic.requests_per_s * asked.traffic.output
+    hourly = float(problem.cost(solved.counts)) if fleet_query.query.prices else None
+    output_per_s = fleet_query.traffic.requests_per_s * fleet_query.traffic.output
     proof = msgspec.structs.replace(solved.proof, interrupted=interrupted or solved.proof.interrupted)
     return Fleet(
-        traffic=asked.traffic,
-        utilisation=asked.utilisation,
-        max_step_s=asked.query.targets.max_step_s,
-        max_ttft_s=asked.query.targets.max_ttft_s,
-        objective="dollars per hour" if asked.query.prices else "chips",
-        members=tuple(_member(asked, number, one, n) for number, (one, n) in enumerate(used, 1)),
+        traffic=fleet_query.traffic,
+        utilisation=fleet_query.utilisation,
+        max_step_s=fleet_query.query.targets.max_step_s,
+        max_ttft_s=fleet_query.query.targets.max_ttft_s,
+        objective="dollars per hour" if fleet_query.query.prices else "chips",
+        members=tuple(_member(fleet_query, number, option, n) for number, (option, n) in enumerate(used, 1)),
         quota=tuple(
-            FleetQuota(chip=chip, chips=chips, used=_used(used, chip)) for chip, chips in sorted(asked.quota.items())
+            FleetQuota(chip=chip, chips=chips, used=_used(used, chip))
+            for chip, chips in sorted(fleet_query.quota.items())
         ),
         prefill_requests_per_s=float(problem.rate(solved.counts, "prefill")),
         decode_requests_per_s=float(problem.rate(solved.counts, "decode")),
-        request_cache_bytes=request_cache_bytes(asked.query.model, asked.query.work.dtypes.kv, asked.traffic.input),
+        request_cache_bytes=request_cache_bytes(
+            fleet_query.query.model, fleet_query.query.work.dtypes.kv, fleet_query.traffic.input
+        ),
         transfer_s=max(transfer_s(p, d) for p, d in pairs),
-        ttft_s=max(ttft_s(p, d, asked.traffic.requests_per_s) for p, d in pairs),
+        ttft_s=max(ttft_s(p, d, fleet_query.traffic.requests_per_s) for p, d in pairs),
         step_s=max(d.step_s for _, d in pairs),
         cost_per_hour=hourly,
         cost_per_million_output_tokens=None if hourly is None else dollars_per_million_tokens(hourly, output_per_s),
@@ -52,24 +58,25 @@ def fleet_of(
 
 
 def _used(used: Sequence[tuple[ServerOption, int]], chip: str) -> int:
-    """Chips of a kind, whose name in the quota is in small letters."""
-    return sum(n * one.slice_.chips for one, n in used if one.slice_.chip.name.lower() == chip)
+    """Return the chips of a kind; `chip` is its name in lower case, as in the quota."""
+    return sum(n * option.slice_.chips for option, n in used if option.slice_.chip.name.lower() == chip)
 
 
-def _member(asked: FleetQuery, number: int, one: ServerOption, count: int) -> FleetMember:
-    slice_ = one.slice_
-    cost = asked.cost(slice_.chip.name, slice_.chips)
+def _member(fleet_query: FleetQuery, number: int, option: ServerOption, count: int) -> FleetMember:
+    """Return one kind of server with its count."""
+    slice_ = option.slice_
+    cost = fleet_query.cost(slice_.chip.name, slice_.chips)
     return FleetMember(
         plan=number,
-        role=one.role,
+        role=option.role,
         chip=slice_.chip.name,
         slice=slice_.name,
         chips=slice_.chips,
-        batch=one.plan.batch,
+        batch=option.plan.batch,
         count=count,
-        step_s=one.step_s,
-        requests_per_s=one.requests_per_s,
-        limited_by=one.limited_by,
+        step_s=option.step_s,
+        requests_per_s=option.requests_per_s,
+        limited_by=option.limited_by,
         dcn_bytes_per_s=slice_.chips * chip_dcn_bytes_per_s(slice_),
-        cost_per_hour=float(cost) if asked.query.prices else None,
+        cost_per_hour=float(cost) if fleet_query.query.prices else None,
     )

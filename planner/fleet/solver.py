@@ -1,8 +1,8 @@
-"""The integer program of a fleet: numbers of servers that serve the traffic at least cost, proved by CP-SAT.
+"""Choose numbers of servers that serve the traffic at least cost, proved by CP-SAT (ortools).
 
-The solver knows integers only. A rate is rounded down and the demand up, to 2^-40 of the demand, so an answer never
-promises too much; a fleet that would serve the demand with less than that to spare is missed. Costs are exact where
-their integers fit. The answer is checked again with fractions.
+The solver works with integers only. A rate is rounded down and the demand up, to 2^-40 of the demand, so an answer
+never promises too much; a fleet that would serve the demand with less than that to spare is missed. Costs are exact
+where their integers fit. The answer is checked again with fractions.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _TIE_EFFORT = 10.0
 """Deterministic seconds of the solver for each way to break ties: a limit that does not depend on the machine."""
 
 _GUESS_EFFORT = 1.0
-"""The same, for a fleet that bounds the others' cost from above."""
+"""Deterministic seconds of the solver for a fleet that bounds the cost from above."""
 
 _LINEARIZATION = 2
-"""Without the relaxed problem's bound such a sum is not proved in minutes."""
+"""Linearization level of CP-SAT; with less, the proof of such a sum takes longer than minutes."""
 
 
 @dataclass(frozen=True)
 class FleetSolution:
-    """The number of each server, in the problem's order, and the proof.
+    """Hold the number of each server, in the order of the problem's, and the proof.
 
-    `counts` is None where the demand cannot be served, or where nothing was found before `ended`, a time limit or an
-    interrupt, ended the search.
+    `counts` is None where the demand cannot be served, or where a time limit or an interrupt (`ended`) came before
+    there was a fleet.
     """
 
     counts: tuple[int, ...] | None
@@ -56,10 +56,10 @@ class FleetSolution:
 
 
 def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> FleetSolution:
-    """The cheapest fleet; ties break on chips, then servers, then the sum of their steps.
+    """Return the cheapest fleet; ties break on chips, then servers, then the sum of their steps.
 
     `seconds` limits the wall time; the result does not depend on the order of servers or quota. Raises
-    `RuntimeError` where the solver's answer does not hold.
+    `RuntimeError` where the solver's answer violates a constraint.
     """
     order = sorted(range(len(problem.servers)), key=lambda i: _server_key(problem.servers[i]))
     place = {old: new for new, old in enumerate(order)}
@@ -68,7 +68,7 @@ def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> FleetSol
             [problem.servers[i] for i in order],
             problem.demand_per_s,
             problem.quota,
-            sorted({(min(place[i], place[j]), max(place[i], place[j])) for i, j in problem.barred}),
+            sorted({(min(place[i], place[j]), max(place[i], place[j])) for i, j in problem.excluded}),
         ),
         seconds,
     )
@@ -80,14 +80,17 @@ def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> FleetSol
 
 
 def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
-    """The cost of a good fleet, soon found and not proved; None where none was. Raises `KeyboardInterrupt`."""
-    whole = whole_numbers(problem)
-    guess = first_guess(problem, whole)
-    fleets = FleetModel(problem, whole, None)
-    solution = fleets.minimise(whole.costs, guess, _GUESS_EFFORT)
-    if solution.interrupted:
+    """Return the cost of a good fleet, found soon and not proved; None where there was none.
+
+    Raises `KeyboardInterrupt` on an interrupt.
+    """
+    integers = whole_numbers(problem)
+    guess = first_guess(problem, integers)
+    fleet_model = FleetModel(problem, integers, None)
+    ended = fleet_model.minimise(integers.costs, guess, _GUESS_EFFORT)
+    if ended.interrupted:
         raise KeyboardInterrupt
-    counts = solution.values(fleets.counts) or guess
+    counts = ended.values(fleet_model.counts) or guess
     if counts is None:
         return None
     check_fleet(problem, counts)
@@ -95,28 +98,30 @@ def cost_of_some_fleet(problem: FleetProblem) -> Fraction | None:
 
 
 def _server_key(server: Server) -> tuple[object, ...]:
+    """Return the sort key of a server, independent of its place in the problem."""
     s = server
     return (s.chip, ROLES.index(s.role), s.chips, -s.requests_per_s, s.cost, s.step_s, s.name)
 
 
 def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
+    """Solve a problem whose servers are sorted."""
     started = time.perf_counter()
-    whole = whole_numbers(problem)
-    guess = first_guess(problem, whole)
-    fleets = FleetModel(problem, whole, started + seconds if seconds is not None else None)
-    solution = fleets.minimise(whole.costs, guess)
-    if solution.status == INFEASIBLE:
+    integers = whole_numbers(problem)
+    guess = first_guess(problem, integers)
+    fleet_model = FleetModel(problem, integers, started + seconds if seconds is not None else None)
+    ended = fleet_model.minimise(integers.costs, guess)
+    if ended.status == INFEASIBLE:
         return FleetSolution(None, None)
-    counts = solution.values(fleets.counts) or guess
+    counts = ended.values(fleet_model.counts) or guess
     if counts is None:
-        return FleetSolution(None, None, fleets.ended)
+        return FleetSolution(None, None, fleet_model.ended)
     cost = problem.cost(counts)
     bound = cost
-    if solution.status == OPTIMAL:
-        counts = counts if solution.interrupted else fleets.break_ties(counts)
+    if ended.status == OPTIMAL:
+        counts = counts if ended.interrupted else fleet_model.break_ties(counts)
     else:
-        bound_of_solver = Fraction(ceil(solution.bound)) if solution.found else Fraction(0)
-        least = max(least_cost(problem), bound_of_solver / whole.cost_scale)
+        bound_of_solver = Fraction(ceil(ended.bound)) if ended.has_solution else Fraction(0)
+        least = max(least_cost(problem), bound_of_solver / integers.cost_scale)
         bound = min(cost, whole_cost(problem, least))
     proof = FleetProof(
         status=OPTIMAL if bound == cost else FEASIBLE,
@@ -126,20 +131,20 @@ def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
         solver=CP_SAT,
         solver_s=time.perf_counter() - started,
         seconds=seconds,
-        interrupted=fleets.ended == "interrupt",
+        interrupted=fleet_model.ended == "interrupt",
     )
-    return FleetSolution(counts, proof, fleets.ended)
+    return FleetSolution(counts, proof, fleet_model.ended)
 
 
 def run_sums(model: cp_model.CpModel, seconds: float | None = None, effort: float | None = None) -> Ended:
-    """Solve a model of sums of counts, for at most so many seconds and so much deterministic effort."""
+    """Solve a model of sums of counts, within these seconds of wall time and this deterministic effort."""
     return run(model, seconds, effort=effort, linearization=_LINEARIZATION, seed=0)
 
 
 class FleetModel:
-    """The CP-SAT model of a fleet, minimised for one objective after the other within one time limit.
+    """Model a fleet in CP-SAT, to be minimised for one objective after the other within one time limit.
 
-    `ended`: what kept the last objective from its proof: a time limit, an interrupt, or nothing.
+    `ended` says what prevented the proof of the last objective: a time limit, an interrupt, or None.
     """
 
     def __init__(self, problem: FleetProblem, whole: IntegerProblem, until: float | None) -> None:
@@ -155,7 +160,7 @@ class FleetModel:
         add_excluded(self.model, problem, self.counts)
 
     def minimise(self, weights: Sequence[int], hint: Sequence[int] | None, effort: float | None = None) -> Ended:
-        """The least weighted sum of counts, starting from a hint where there is one."""
+        """Minimise the weighted sum of counts, starting from a hint where there is one."""
         self.model.minimize(sum(w * n for w, n in zip(weights, self.counts, strict=True)))
         self.model.clear_hints()  # type: ignore[no-untyped-call]
         for variable, value in zip(self.counts, hint or (), strict=False):
@@ -169,38 +174,38 @@ class FleetModel:
         return ended
 
     def break_ties(self, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the fleet of least cost with the fewest chips, then servers, then the least sum of steps."""
+        """Return, of the fleets of least cost, that with the fewest chips, servers, and least sum of steps, in turn."""
         weights: Sequence[int] = self.whole.costs
         servers = self.problem.servers
         for following in ([s.chips for s in servers], [1] * len(servers), [ceil(s.step_s * 1e9) for s in servers]):
             total = sum(w * n for w, n in zip(weights, counts, strict=True))
             self.model.add(sum(w * n for w, n in zip(weights, self.counts, strict=True)) <= total)
-            solution = self.minimise(following, counts, _TIE_EFFORT)
-            counts, weights = solution.values(self.counts) or counts, following
-            if solution.status != OPTIMAL:
+            ended = self.minimise(following, counts, _TIE_EFFORT)
+            counts, weights = ended.values(self.counts) or counts, following
+            if ended.status != OPTIMAL:
                 break
         return counts
 
 
 def add_demand(
-    model: cp_model.CpModel, problem: FleetProblem, whole: IntegerProblem, counts: Sequence[cp_model.IntVar]
+    model: cp_model.CpModel, problem: FleetProblem, integers: IntegerProblem, counts: Sequence[cp_model.IntVar]
 ) -> None:
-    """Each role serves the demand."""
+    """Require that each role serves the demand."""
     for role in ROLES:
-        servers = [i for i, s in enumerate(problem.servers) if s.role == role]
-        model.add(sum(whole.rates[i] * counts[i] for i in servers) >= whole.demand)
+        in_role = [i for i, s in enumerate(problem.servers) if s.role == role]
+        model.add(sum(integers.rates[i] * counts[i] for i in in_role) >= integers.demand)
 
 
 def chips_used(problem: FleetProblem, counts: Sequence[cp_model.IntVar], chip: str) -> cp_model.LinearExprT:
-    """Chips of a kind that all servers take."""
+    """Return the chips of a kind that all servers take."""
     return sum(s.chips * n for s, n in zip(problem.servers, counts, strict=True) if s.chip == chip)
 
 
 def add_excluded(model: cp_model.CpModel, problem: FleetProblem, counts: Sequence[cp_model.IntVar]) -> None:
-    """Forbid the use of both servers of an excluded pair."""
+    """Require that of no excluded pair both servers are used."""
     used: dict[int, cp_model.IntVar] = {}
-    for i in sorted({i for pair in problem.barred for i in pair}):
+    for i in sorted({i for pair in problem.excluded for i in pair}):
         used[i] = model.new_bool_var(f"used{i}")
         model.add(counts[i] == 0).only_enforce_if(~used[i])
-    for i, j in problem.barred:
+    for i, j in problem.excluded:
         model.add_bool_or(~used[i], ~used[j])

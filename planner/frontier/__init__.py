@@ -1,1 +1,1 @@
-"""`pareto`: what no other slice and batch beats."""
+"""Find the Pareto front of latency, throughput and cost over slices and batches (`pareto`)."""

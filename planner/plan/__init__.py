@@ -1,1 +1,1 @@
-"""A plan: a layout with its numbers, how it is priced without the search, and the file that holds it."""
+"""Define a plan, a layout with its numbers: its pricing without the search, and the file that stores it."""

@@ -1,7 +1,7 @@
-"""Error bars: how far estimates were from published measurements, by chip, phase and constants.
+"""Look up error bars: how far estimates were from published measurements, by chip, phase and constants.
 
-The table, data/accuracy.json, is what `meshwright validate --error-bars` writes; a test checks that it is what
-`validate` finds. Estimates at constants that no measurement of the chip and phase has tested are uncalibrated.
+The table, data/accuracy.json, is written by `meshwright validate --error-bars`; a test checks that it equals the
+result of `validate`. Estimates at constants that no measurement of the chip and phase has tested are uncalibrated.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from planner.plan.plan import Accuracy, Constant, Value
 
 TABLE = Path(__file__).parents[1] / "data" / "accuracy.json"
 OWN = ("chip", "data-sheet")
-"""Constants that every chip has: its own, and those of its data sheet."""
+"""Names of the constants that every chip has: its own, and those of its data sheet."""
 
 CALIBRATED_FROM = "calibrated from"
-"""How the source of a constant begins that was fitted to measurements."""
+"""Start of the source of a constant that was fitted to measurements."""
 
 
 class ErrorBar(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of a set's steps of one phase at some constants: `chip`, `data-sheet`, or fitted to the set, left-one-out.
+    """Hold the errors of a data set's steps of one phase at some constants.
 
-    `reached`: these constants; None: the data sheet's.
+    `constants` is `chip`, `data-sheet`, or the set to which they were fitted (each configuration left out once).
+    `reached` has these constants; None means the data sheet's. `median` and `worst` are relative errors.
     """
 
     chip: str
@@ -43,12 +44,12 @@ class ErrorBar(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @cache
 def table() -> tuple[ErrorBar, ...]:
-    """The error bars that came with this version."""
+    """Return the error bars of this version."""
     return msgspec.json.decode(TABLE.read_bytes(), type=tuple[ErrorBar, ...])
 
 
 def accuracy_of(chip: Chip, phase: str) -> Accuracy | None:
-    """The error bar of estimates of this phase at this chip's constants; None: uncalibrated.
+    """Return the error bar of estimates of this phase at this chip's constants; None means uncalibrated.
 
     >>> accuracy_of(load_chip("v6e"), "decode")
     """
@@ -62,6 +63,7 @@ def accuracy_of(chip: Chip, phase: str) -> Accuracy | None:
 
 
 def _same_hardware(chip: Chip, known: Chip) -> bool:
+    """Return whether FLOP/s, HBM and link bandwidths equal those of the built-in chip."""
     return (chip.flops_per_s, chip.hbm_bytes_per_s, chip.link_bytes_per_s) == (
         known.flops_per_s,
         known.hbm_bytes_per_s,
@@ -70,7 +72,9 @@ def _same_hardware(chip: Chip, known: Chip) -> bool:
 
 
 def slice_at(slice_: Slice, constants: str) -> Slice:
-    """The slice at its chip's own constants, its data sheet's, or those fitted to a data set of its chip.
+    """Return the slice at its chip's own constants, its data sheet's, or those fitted to a data set of its chip.
+
+    Raises `InputError` on constants that are not known or of another chip.
 
     >>> from mesh.slices import parse_slice
     >>> slice_at(parse_slice("v5e:4x4"), "data-sheet").chip.reached
@@ -90,22 +94,26 @@ def slice_at(slice_: Slice, constants: str) -> Slice:
 
 
 def _source(bars: Sequence[ErrorBar]) -> str:
+    """Return the source of constants that were fitted to these sets' points."""
     points = sum(bar.points for bar in bars)
     return f"{CALIBRATED_FROM} {points} measured steps of the data set {bars[0].set} (see `meshwright validate`)"
 
 
 def slice_of_plan(slice_: Slice, reached: Reached | None) -> Slice:
-    """The slice at the constants that a plan says it was priced at; raises `InputError` where they are nobody's."""
+    """Return the slice at the constants with which a plan was priced.
+
+    Raises `InputError` where they are not those of the chip, its data sheet or a data set.
+    """
     known = [OWN[0], OWN[1], *dict.fromkeys(bar.set for bar in table() if bar.chip == slice_.chip.name)]
     for constants in known:
-        at = slice_at(slice_, constants)
-        if at.chip.reached == reached:
-            return at
+        fitted_slice = slice_at(slice_, constants)
+        if fitted_slice.chip.reached == reached:
+            return fitted_slice
     raise InputError(f"the plan's `reached` is not that of {slice_.chip.name}, its data sheet, or a data set")
 
 
 def whose_constants(constants: Sequence[Constant]) -> str:
-    """Return whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
+    """Say whether the constants of times (not the usable HBM) were measured, all or some, and on what."""
     timed = [c for c in constants if c.name != "usable_hbm_bytes_per_device"]
     measured = [c for c in timed if c.calibrated]
     how = "; ".join(dict.fromkeys(c.source.partition(":")[0] for c in measured))

@@ -1,4 +1,4 @@
-"""Comparison of two plans, and of one plan on other hardware: arithmetic on a plan's own steps."""
+"""Compare two plans, and price a plan at other hardware numbers, with arithmetic on the plans' own steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SWINGS = (0.8, 1.2)
 
 @dataclass(frozen=True)
 class Turn:
-    """A change of one hardware number that makes the other plan the faster one."""
+    """Describe a change of one hardware number, by a factor, that makes the other plan the faster one."""
 
     quantity: str
     factor: float
@@ -25,7 +25,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Why `loser` lost: by how much, in which step most, and which +-20% would turn it."""
+    """Explain why a plan lost: the margin, the step that decides most, and the 20% changes that would turn it.
+
+    `margin_s` is in seconds, `margin` a share of the winner's step.
+    """
 
     margin_s: float
     margin: float
@@ -36,12 +39,16 @@ class PlanComparison:
 
 
 def step_seconds(plan: Plan, *, flops: float = 1.0, hbm: float = 1.0, ici: float = 1.0) -> float:
-    """The plan's estimate with its FLOP/s, HBM and ICI bandwidth times these factors; the layout stays."""
+    """Return the plan's estimate in seconds with FLOP/s, HBM and ICI bandwidth times these factors.
+
+    The layout stays the same.
+    """
     total = sum(s.layers * _seconds(s, plan, flops, hbm, ici) for s in plan.cost.steps)
     return total - hidden_s(plan.cost.steps, plan.reached, plan.prefetch_s, flops, hbm, ici)
 
 
 def _seconds(step: StepPlan, plan: Plan, flops: float, hbm: float, ici: float) -> float:
+    """Return the seconds of one step of one layer at these factors."""
     return max(step.flops_s / flops, step.hbm_s / hbm) + sum(c.seconds(plan.reached, ici) for c in step.comms)
 
 
@@ -53,28 +60,28 @@ def hidden_s(
     hbm: float = 1.0,
     ici: float = 1.0,
 ) -> float:
-    """Seconds that a step's components do not wait, of those that their steps have: `overlap.overlapped_s` of each.
+    """Return the seconds that the components of a step do not wait, by `overlap.overlapped_s` of each.
 
-    The operations behind which gathers run are the body's. At the data sheet nothing overlaps (`reached` None).
+    Gathers run behind the operations of the body. At the data sheet (`reached` None) nothing overlaps.
     """
     if reached is None:
         return 0.0
-    layers = defaultdict[str, _Hiding](_Hiding)
+    hiding_of = defaultdict[str, _Hiding](_Hiding)
     for s in steps:
-        of, flops_s, hbm_s = layers[s.component], s.flops_s / flops, s.hbm_s / hbm
-        of.layers = s.layers
-        of.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
-        of.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
+        hiding, flops_s, hbm_s = hiding_of[s.component], s.flops_s / flops, s.hbm_s / hbm
+        hiding.layers = s.layers
+        hiding.roof_s += max(flops_s, hbm_s) if s.part == "body" else 0.0
+        hiding.spare_s += max(hbm_s - flops_s, 0.0) if reads_ahead(s.op) else 0.0
         if s.behind:
-            of.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
+            hiding.behind_s += sum(c.seconds(reached, ici) for c in s.comms)
         else:
-            of.wait_s += sum(c.hops_s + c.launches * reached.launch_s for c in s.comms)
-    return sum(one.seconds(prefetch_s / hbm) for one in layers.values())
+            hiding.wait_s += sum(c.hops_s + c.launches * reached.launch_s for c in s.comms)
+    return sum(hiding_of_component.seconds(prefetch_s / hbm) for hiding_of_component in hiding_of.values())
 
 
 @dataclass
 class _Hiding:
-    """The seconds of one layer of a component that can hide others, and that can be hidden."""
+    """Sum the terms of one layer of a component that decide what overlaps."""
 
     layers: int = 1
     roof_s: float = 0.0
@@ -106,22 +113,23 @@ def compare(winner: Plan, loser: Plan) -> PlanComparison:
 
 
 def _by_role(plan: Plan) -> dict[tuple[str, str, str], tuple[float, StepPlan | None]]:
-    """Seconds per component and operation-with-result, and the longest step of each.
+    """Return the seconds per component and operation-with-result, and the longest step of each.
 
-    How a component meets the residual counts as one: one plan's AllReduce is another's ReduceScatter and AllGather.
+    All reshards of a component count as one operation: one plan's AllReduce is another's ReduceScatter and AllGather.
     """
-    by_role: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
+    result: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
     for step in plan.cost.steps:
-        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "reshard"
-        key = (step.component, step.part if step.part == "body" else "reshard", what)
-        seconds, longest = by_role.get(key, (0.0, None))
+        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "glue"
+        key = (step.component, step.part if step.part == "body" else "glue", what)
+        seconds, longest = result.get(key, (0.0, None))
         if longest is None or step.seconds > longest.seconds:
             longest = step
-        by_role[key] = (seconds + step.layers * step.seconds, longest)
-    return by_role
+        result[key] = (seconds + step.layers * step.seconds, longest)
+    return result
 
 
 def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
+    """Yield the changes of one hardware number that make the loser the faster plan."""
     for quantity, name in zip(QUANTITIES, ("hbm", "ici", "flops"), strict=True):
         for factor in SWINGS:
             if step_seconds(loser, **{name: factor}) < step_seconds(winner, **{name: factor}):
@@ -129,14 +137,14 @@ def _turns(winner: Plan, loser: Plan) -> Iterator[Turn]:
 
 
 def cache_copies(plan: Plan) -> int:
-    """On how many devices each entry of the KV cache is held; 1 where no copy is held twice."""
+    """Return the number of devices that store each entry of the KV cache; 1 means no copies."""
     copies = 1
     for spec in plan.specs.values():
         if spec.is_cache:
             cut = {axis for axes in spec.axes for axis in axes}
             sizes = [s for n, s in plan.mesh.sizes.items() if n not in cut]
-            here = 1
+            spec_copies = 1
             for size in sizes:
-                here *= size
-            copies = max(copies, here)
+                spec_copies *= size
+            copies = max(copies, spec_copies)
     return copies

@@ -1,4 +1,4 @@
-"""A fleet in a plan file: its servers by plan number, their rates together, and the proof."""
+"""Define a fleet in a plan file: its servers by plan number, their rates and cost, and the proof."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST_CHIPS = 1_000_000
 
 
 class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests per second, each of `input` tokens of prompt and `output` tokens to decode.
+    """Describe the traffic: requests per second, each of `input` prompt tokens and `output` tokens to decode.
 
-    Raises `InputError` on a number that cannot be.
+    Raises `InputError` on a number out of range.
     """
 
     requests_per_s: float
@@ -35,11 +35,11 @@ class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`count` equal servers, each a slice that runs plan number `plan` (from 1) as its role, prefill or decode.
+    """Describe `count` equal servers, each a slice that runs plan number `plan` (from 1) in its role.
 
-    `step_s`: of decode the worst, which stops to gather copies of new requests' caches. `requests_per_s` of one
-    server: what `limited_by` (its `step`, or its `network`) leaves. `dcn_bytes_per_s`: of all chips of the slice.
-    `cost_per_hour`: dollars for one server; None without prices.
+    `role` is prefill or decode. `step_s` is for decode the worst step, which stops to gather copies of new requests'
+    caches. `requests_per_s` of one server is limited by its `step` or its `network` (`limited_by`). `dcn_bytes_per_s`
+    is of all chips of the slice. `cost_per_hour` is in dollars for one server; None without prices.
     """
 
     plan: int
@@ -57,7 +57,7 @@ class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetQuota(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Chips of a kind that may be used, and that are."""
+    """Hold the chips of a kind that may be used (`chips`) and that are (`used`)."""
 
     chip: str
     chips: int
@@ -65,12 +65,12 @@ class FleetQuota(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fleet(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The servers of a fleet, prefill first, and what they do together.
+    """Hold the servers of a fleet, prefill first, with their total rates and cost.
 
-    `objective`: `chips`, or `dollars per hour` where chips have prices. `utilisation`: the share of each role's rate
-    that the traffic may take. `request_cache_bytes`: the KV cache of one prompt. `transfer_s`, `ttft_s`: the worst of
-    all pairs of a prefill and a decode server (`planner.fleet.servers`); `step_s`: the worst decode step.
-    `max_ttft_s`, `max_step_s`: the targets; None: there is none.
+    `objective` is `chips`, or `dollars per hour` where chips have prices. `utilisation` is the share of each role's
+    rate that the traffic may take. `request_cache_bytes` is the KV cache of one prompt. `transfer_s` and `ttft_s` are
+    the worst of all pairs of a prefill and a decode server (`planner.fleet.servers`); `step_s` is the worst decode
+    step. `max_ttft_s` and `max_step_s` are the targets; None means that there is none.
     """
 
     traffic: Traffic

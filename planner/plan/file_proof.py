@@ -1,4 +1,4 @@
-"""A solver's proof of a choice, as plan files state it, and in words."""
+"""Define the proof that a solver gives about a choice, as plan files state it, and put it in words."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from planner.plan.plan import Value
 
 OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
-"""How a solver ends, in every proof."""
+"""Status of every proof: the end of the solver's run."""
 
 
 class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A solver's proof: `optimal`, `infeasible` (nothing fits), or how far it came when it was ended.
+    """Hold a solver's proof: `optimal`, `infeasible` (nothing fits), or the state when it was ended.
 
-    `feasible`: the objective is of the best so far, and no layout takes less than the bound; `gap` is what the best
-    may be above it, as a share of the objective. `unknown`: nothing was found yet. `variables` are the model's.
+    `feasible`: the objective is the best so far, and no layout takes less than the bound; `gap` is their difference as
+    a share of the objective. `unknown`: there was no layout yet. `variables` counts those of the model.
     """
 
     status: str
@@ -27,7 +27,7 @@ class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The proof of one slice and batch."""
+    """Hold the proof of one slice and batch."""
 
     slice: str
     batch: int
@@ -35,7 +35,7 @@ class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The solver that chose the plans, its time limit for each slice and batch, and its proofs."""
+    """Name the solver that chose the plans, its time limit for each slice and batch, and its proofs."""
 
     name: str
     seconds: float | None
@@ -44,10 +44,11 @@ class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The proof of a fleet's cost: `optimal`, or `feasible` where a time limit or an interrupt ended the search first.
+    """Hold the proof of a fleet's cost: `optimal`, or `feasible` where a time limit or an interrupt came first.
 
-    No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s`: wall time;
-    `seconds`: its limit. `interrupted`: also where the search for layouts was, so that servers may be missing.
+    No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s` is the wall
+    time, `seconds` its limit. `interrupted` is also true where the search for layouts was, so that servers may be
+    missing.
     """
 
     status: str
@@ -61,7 +62,7 @@ class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def proved(solver: Solver) -> str:
-    """Return the text of `search.proved_optimal`: the solver and, where it did not end, its largest gap and bound."""
+    """Return the text of `search.proved_optimal`: the solver, and where it did not end, the largest gap."""
     short = [s for s in solver.solved if s.proof.status in (FEASIBLE, UNKNOWN)]
     if not short and not solver.interrupted:
         return solver.name
@@ -70,6 +71,7 @@ def proved(solver: Solver) -> str:
 
 
 def _worst(short: Sequence[Solved]) -> str:
+    """Return in words the largest gap among the proofs that did not end."""
     if not short:
         return "every slice and batch that was begun is proved"
     worst = max(short, key=lambda s: (1.0 if s.proof.gap is None else s.proof.gap, s.slice, s.batch))

@@ -1,6 +1,6 @@
-"""The answer of `serve` as typed values: ways to serve, best first, with the plans that each runs.
+"""Define the result of serving in a plan file: ways to serve, best first, with the plans that each runs.
 
-Everything is SI; seconds are estimates of the plans' steps. What queues form where requests come unevenly is left out.
+Everything is SI; seconds are estimates of the plans' steps. Queues of requests that come unevenly are left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ MODES = ("batched", "interleaved", "disaggregated")
 
 
 class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The latencies that one user sees, and the rate of requests; the formulas are in `planner.serve.rates`.
+    """Hold the latencies of one user, and the request rate; the formulas are in `planner.serve.rates`.
 
-    `ttft_s`, `per_token_s`: means over requests that come at any time; `worst_*`: the longest of them.
-    `requests_per_s`: of all slices together, as many begun as ended. `prefill_busy`, `decode_busy`: shares of the
-    time in which the slices that do it prefill and decode.
+    `ttft_s` (TTFT) and `per_token_s` (TPOT) are means over requests that come at any time; `worst_*` are the longest.
+    `requests_per_s` is of all slices, with as many requests begun as ended. `prefill_busy` and `decode_busy` are shares
+    of the time in which the slices of each phase work on it.
     """
 
     ttft_s: float
@@ -29,14 +29,15 @@ class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     decode_busy: float
 
     def request_s(self, output: int) -> float:
-        """Mean seconds from a request to its last token: the first token, then the others."""
+        """Return the mean seconds from a request to its last token: the first token, then the others."""
         return self.ttft_s + (output - 1) * self.per_token_s
 
 
 class Reshard(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tensors that go from one layout to another on a slice: bytes that the busiest device receives, and seconds.
+    """Hold the move of tensors from one layout to another on a slice: bytes and seconds.
 
-    `gathered_s` of the seconds are AllGathers, `swapped_s` AllToAlls over ICI, `hbm_s` the copy within HBM.
+    `received_bytes` is of the busiest device. Of the seconds, `gathered_s` are AllGathers, `swapped_s` AllToAlls over
+    ICI, and `hbm_s` the copy within HBM.
     """
 
     received_bytes: float = 0.0
@@ -47,14 +48,14 @@ class Reshard(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SharedHbm(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Both plans in the HBM of one slice, per device. `weights`: how those of the two plans are kept.
+    """Describe both plans in the HBM of one slice, per device; `weights` says how their weights are stored.
 
-    `shared`: one copy, as both plans cut every weight the same way. `copies`: of those that they do not, two, the
-    prefill's of `copied_bytes`. `resharded`: one, of which those are moved into the other layout before each prefill
-    and back after it (`switch`: both ways). `insert`: one prefill step's caches into the decode layout. `kv_bytes`: of
-    the decode. `total_bytes`: at the fullest moment, which is named (`planner.serve.memory`).
-    `proof`: what CP-SAT proved of a pair that shares its weights, in seconds of the slice per request, insertion left
-    out.
+    `shared`: one copy, as both plans cut every weight the same way. `copies`: two of the weights that they cut
+    differently, of which the prefill's take `copied_bytes`. `resharded`: one copy, whose differing weights are moved
+    into the other layout before each prefill and back after it (`switch`: both ways). `insert` moves one prefill step's
+    caches into the decode layout. `kv_bytes` is of the decode. `total_bytes` is at the fullest moment, which `fullest`
+    names (`planner.serve.memory`). `proof` is CP-SAT's of a pair that shares its weights, in seconds of the slice per
+    request without insertion.
     """
 
     weights: str
@@ -70,11 +71,12 @@ class SharedHbm(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to serve. `prefill`, `decode`: plan numbers from 1. On one slice both plans run on it.
+    """Describe one way to serve; `prefill` and `decode` are plan numbers from 1.
 
-    `replicas`: how often the arrangement of `prefill_slices` and `decode_slices` stands, to reach a throughput that
-    was asked for. `ratio`: prefill slices per decode slice at which neither waits for the other, exactly.
-    `chips`, `requests_per_s` and `tokens_per_s` (of output) are of all replicas.
+    On one slice both plans run on it. The arrangement of `prefill_slices` and `decode_slices` is repeated `replicas`
+    times, to reach a required throughput. `ratio` is the exact number of prefill slices per decode slice at which
+    neither waits for the other. `chips`, `requests_per_s` and `tokens_per_s` (of output) are of all replicas. `pace`
+    has the latencies, `together` the HBM of both plans on one slice.
     """
 
     mode: str
@@ -94,7 +96,10 @@ class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Serving(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ways to serve requests of `input` and `output` tokens, best first. `decode_context`: what a cache must hold."""
+    """Hold the ways to serve requests of `input` and `output` tokens, best first.
+
+    `decode_context` is the number of tokens that a cache must store.
+    """
 
     input: int
     output: int

@@ -1,6 +1,6 @@
-"""`price`: one layout that the user gives, priced without a search.
+"""Price one layout of a file without a search (`price`), and read and check layout files.
 
-A layout file (`meshwright.layout/1`) says the mesh, what cuts the residual stream, and the program and roles of
+A layout file (`meshwright.layout/1`) states the mesh, what cuts the residual stream, and the program and roles of
 every component: the same three fields that a plan has, so a plan file is a layout file too.
 """
 
@@ -37,9 +37,10 @@ LAYOUT_SCHEMA = "meshwright.layout/1"
 def price_given(
     model: Model, slice_: Slice, work: Workload, path: Path, programs: Sequence[Program], pick: int = 1
 ) -> PlanFile:
-    """Price the layout of a file at every batch. Raises `InputError` where it does not fit the model or the slice.
+    """Price the layout of a file at every batch of the workload.
 
-    Whether it fits into memory is for the caller to see: `memory.total_bytes` against `usable_bytes`.
+    Raises `InputError` where the layout does not fit the model or the slice. It is not checked whether the plans fit
+    into memory: compare `memory.total_bytes` with `usable_bytes`.
     """
     started = time.perf_counter()
     check_compute(slice_.chip, work.dtypes.compute)
@@ -61,6 +62,7 @@ def price_given(
 
 
 def _price(layout: BoundLayout, slice_: Slice, model: Model, work: Workload, batch: int, path: Path) -> Plan:
+    """Return the plan at one batch; the error where it cannot run names the file."""
     try:
         return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
     except LayoutError as error:
@@ -70,14 +72,20 @@ def _price(layout: BoundLayout, slice_: Slice, model: Model, work: Workload, bat
 def layout_of(
     plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None
 ) -> tuple[BoundLayout, Slice, Workload]:
-    """The layout that a plan says, on its slice and with its workload; raises `InputError` where it is no layout."""
+    """Return the layout of a plan, with its slice and workload.
+
+    Raises `InputError` where the plan's layout does not fit its model and slice.
+    """
     slice_ = slice_of_plan(parse_slice(plan.slice, chip), plan.reached)
     work = Workload(phase=plan.phase, batches=(plan.batch,), context=plan.context, dtypes=plan.dtypes)
     return bind_checked(plan.layout, slice_, components(plan.model, work, programs), Path("plan")), slice_, work
 
 
 def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
-    """The chip of a chip file; raises `InputError` where it is not the plan's, or where the plan needs one."""
+    """Return the chip of a chip file, or None for a built-in chip.
+
+    Raises `InputError` where the file's chip is not the plan's, or where the plan needs a chip file.
+    """
     name = plan.chip_name.lower()
     if path is None:
         if ":" in plan.slice and name not in chip_names():
@@ -91,7 +99,10 @@ def chip_of(plan: Plan, path: str | Path | None) -> Chip | None:
 
 
 def read_given(path: Path, pick: int = 1) -> Layout:
-    """Read a layout file, or the layout of plan `pick` of a plan file."""
+    """Read a layout file, or the layout of plan `pick` (from 1) of a plan file.
+
+    Raises `InputError` where the file is neither.
+    """
     value = read_object(path, "layout")
     schema = value.get("schema")
     if schema == PLAN_SCHEMA:
@@ -107,6 +118,7 @@ def read_given(path: Path, pick: int = 1) -> Layout:
 
 
 def _convert(value: Mapping[str, Any], path: Path) -> Layout:
+    """Return the layout of a JSON object; raise `InputError` where it is not one."""
     try:
         return msgspec.convert(value, Layout)
     except msgspec.ValidationError as error:
@@ -114,9 +126,9 @@ def _convert(value: Mapping[str, Any], path: Path) -> Layout:
 
 
 def bind_checked(layout: Layout, slice_: Slice, parts: Sequence[Component], path: Path) -> BoundLayout:
-    """The layout of a file with these components; raises `InputError` where it does not fit them or the slice.
+    """Bind the layout of a file to these components; raise `InputError` where it does not fit them or the slice.
 
-    Sizes of mesh axes are those of their pieces, whatever the file says.
+    The sizes of mesh axes are those of their pieces, whatever the file says.
     """
     mesh = layout.mesh
     _check_mesh(mesh, path)
@@ -127,6 +139,7 @@ def bind_checked(layout: Layout, slice_: Slice, parts: Sequence[Component], path
 
 
 def _check_mesh(mesh: MeshAxes, path: Path) -> None:
+    """Check that mesh axes have different single letters, and pieces for each."""
     names = mesh.axis_names
     if len(set(names)) != len(names) or any(len(n) != 1 or not n.isalnum() for n in names):
         raise InputError(f"the layout file '{path}' names its mesh axes {names}; expected different single letters")
@@ -135,6 +148,7 @@ def _check_mesh(mesh: MeshAxes, path: Path) -> None:
 
 
 def _check_pieces(mesh: MeshAxes, slice_: Slice, path: Path) -> None:
+    """Check that the pieces are of torus axes of the slice, and cover it."""
     names = [axis.name for axis in slice_.axes]
     for piece in chain(*mesh.pieces):
         if piece.axis not in names:
@@ -145,7 +159,7 @@ def _check_pieces(mesh: MeshAxes, slice_: Slice, path: Path) -> None:
 
 
 def _check_covers(pieces: Sequence[Sequence[Piece]], slice_: Slice, path: Path) -> None:
-    """The pieces tile every physical axis of the slice: strides and sizes chain from 1 to its length."""
+    """Check that the pieces tile every physical axis: strides and sizes chain from 1 to its length."""
     for number, axis in enumerate(slice_.axes):
         reach = 1
         for piece in sorted(p for p in chain(*pieces) if p.axis == number):
@@ -162,7 +176,7 @@ def _check_covers(pieces: Sequence[Sequence[Piece]], slice_: Slice, path: Path) 
 def _check_components(
     layouts: Sequence[ComponentLayout], names: Sequence[str], parts: Sequence[Component], path: Path
 ) -> None:
-    """Every component is laid out, nothing else is, and each has a role for every mesh axis."""
+    """Check that exactly these components are laid out, each with a role for every mesh axis."""
     by_name = {layout.component: layout for layout in layouts}
     if set(by_name) != {c.name for c in parts}:
         raise InputError(
@@ -179,6 +193,7 @@ def _check_components(
 
 
 def _check_residual(residual: Mapping[str, Sequence[str]], names: Sequence[str], path: Path) -> None:
+    """Check that the residual's dims are known and each mesh axis cuts at most one."""
     free = set(names)
     for dim, axes in residual.items():
         for axis in axes:

@@ -1,4 +1,4 @@
-"""One plan: what it says, as typed values that are read and written as JSON.
+"""Define one plan as typed values that are read and written as JSON.
 
 Everything is SI (bytes, seconds, FLOP/s) and per device where not said otherwise.
 """
@@ -16,13 +16,14 @@ from strategies.readers.specs import TensorSpec
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the plan's parts: frozen, by keyword, no unknown fields."""
+    """Base of the plan's parts: frozen, by keyword, without unknown fields."""
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A collective: kind, mesh axes, the bytes V of its formula, how often it runs, and its terms for all runs.
+    """Describe a collective: kind, mesh axes, bytes, how often it runs, and its terms in seconds for all runs.
 
-    `launches`: its phases. `runs_as`: the kind that the slice's compiler makes of it, if another; priced so.
+    `bytes` is the V of the kind's cost formula for one run. `launches` counts its phases. `runs_as` is the kind that
+    the slice's compiler makes of it, if that is another one, which is then priced.
     """
 
     kind: str
@@ -35,15 +36,19 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runs_as: str | None = None
 
     def seconds(self, reached: Reached | None, ici: float = 1.0) -> float:
-        """All terms at what programs reach, or the longer one at the data sheet; `ici`: times the bandwidth."""
+        """Return the collective's seconds: all terms at reached constants, or the longer one at the data sheet.
+
+        `ici` is a factor by which the ICI bandwidth is multiplied.
+        """
         latency_s = self.hops_s if reached is None else self.hops_s + self.launches * reached.launch_s
         return float(collective_s(self.bandwidth_s / ici, latency_s, reached is not None))
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a bound program on one device; seconds are of one layer, which runs `layers` times.
+    """Describe one line of a bound program on one device.
 
-    `behind`: a gather of weights, which waits for no activation and runs behind its component's matmuls.
+    Seconds, FLOPs and bytes are of one layer, which runs `layers` times. `behind` is true for a gather of weights,
+    which waits for no activation and runs behind its component's matmuls.
     """
 
     component: str
@@ -64,12 +69,12 @@ class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of one step: lower bound, estimate, upper bound, and what they are made of.
+    """Hold the seconds of one step: lower bound, estimate (`step_s`) and upper bound, and their terms.
 
     The lower bound is the data sheet's: everything overlaps and every collective uses all links at once. The estimate
-    and the upper bound, where nothing overlaps, are at what programs reach. flops_s, hbm_s and ici_s are the
-    estimate's sums of bandwidth terms; latency_s is what hops and launches add to the collectives. hidden_s of it all
-    is not waited for: gathers of weights behind matmuls, hops and launches while weights are read ahead.
+    and the upper bound, where nothing overlaps, use the constants that programs reach. `flops_s`, `hbm_s` and `ici_s`
+    are sums of bandwidth terms; `latency_s` is the share of hops and launches in the collectives. `hidden_s` is not
+    waited for: gathers of weights behind matmuls, and hops and launches while weights are read ahead.
     """
 
     lower_bound_s: float
@@ -85,7 +90,7 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes per device."""
+    """Hold bytes per device: weights, KV cache, activations, their total, and the usable HBM."""
 
     weights_bytes: float
     kv_bytes: float
@@ -95,14 +100,17 @@ class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Throughput(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tokens (decoded, or of the prompts) per second."""
+    """Hold tokens (decoded, or of the prompts) per second."""
 
     tokens_per_s: float
     tokens_per_s_per_chip: float
 
 
 class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hardware number that the plan's cost used, and where it is from."""
+    """Name a hardware number that the plan's cost used, with its source.
+
+    `calibrated` is true where it was fitted to measurements.
+    """
 
     name: str
     value: float
@@ -112,9 +120,10 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Errors of estimates of this chip and phase at the plan's constants, against measured steps of a data set.
+    """Hold the errors of estimates of this chip and phase, at the plan's constants, against measured steps.
 
-    `constants`: `chip`, `data-sheet`, or the set itself: fitted to it, and scored on what each fit left out.
+    `set` names the data set. `constants` is `chip`, `data-sheet`, or the set itself: fitted to it, and scored on the
+    points that each fit left out. `median` and `worst` are relative errors.
     """
 
     set: str
@@ -125,14 +134,14 @@ class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One layout of one model on one slice, with what it costs and why.
+    """Hold one layout of one model on one slice, with its cost, memory and specs.
 
-    `reached`: what the estimate takes programs to reach; None: the data sheet. `prefetch_s`: how long weights can be
-    read ahead in a layer. `accuracy`: the estimate's error bar; None: it is uncalibrated.
-    `num_slices`: so many such slices, joined by DCN, run the plan, each on a batch of its own; throughput is of all,
-    everything else (chips, batch, memory) of one.
-    `activation_specs` are for `jax.lax.with_sharding_constraint`, in program order: `group/component/Q` is the first
-    type of Q, `Q@2` the next one of the same tensor. A first dim U holds the parts of a sum that is taken later.
+    `reached` has the constants that the estimate takes programs to reach; None means the data sheet. `prefetch_s` is
+    the time by which weights can be read ahead in a layer. `accuracy` is the estimate's error bar; None means
+    uncalibrated. `num_slices` such slices, connected by DCN, run the plan, each on a batch of its own; throughput is of
+    all of them, everything else (chips, batch, memory) of one. `activation_specs` are for
+    `jax.lax.with_sharding_constraint`, in program order: `group/component/Q` is the first type of Q, `Q@2` the next one
+    of the same tensor. A first dim U has the partial sums of a sum that is taken later.
     """
 
     model: Model
@@ -162,24 +171,24 @@ class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether the plan's bytes are within usable HBM."""
+        """True where the plan's bytes are within the usable HBM."""
         return self.memory.total_bytes <= self.memory.usable_bytes
 
     @property
     def layout(self) -> Layout:
-        """Its layout: what all else follows from, with the model, the slice and the batch."""
+        """Layout of the plan, from which all else follows with the model, the slice and the batch."""
         return Layout(mesh=self.mesh, residual=self.residual, layouts=self.layouts)
 
     @property
     def chip_name(self) -> str:
-        """The name of its slice's chip."""
+        """Name of the slice's chip."""
         return self.slice.partition(":")[0]
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens of each sequence that a step takes: the whole prompt in prefill, one in decode."""
+        """Tokens of each sequence in a step: the whole prompt in prefill, one in decode."""
         return self.context if self.phase == "prefill" else 1
 
     def caches(self, component: str) -> dict[str, TensorSpec]:
-        """The specs of a component's caches, by their names in `specs`."""
+        """Return the specs of a component's caches, by their names in `specs`."""
         return {n: spec for n, spec in self.specs.items() if spec.is_cache and n.partition("/")[0] == component}

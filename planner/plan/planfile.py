@@ -1,4 +1,4 @@
-"""The plan file: plans, best first, with what was searched and rejected. Schema: `meshwright.plan/1`."""
+"""Define the plan file: plans, best first, and what was searched and excluded. Schema: `meshwright.plan/1`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from planner.plan.plan import Plan, Value
 
 SCHEMA = "meshwright.plan/1"
 INTERRUPTED = "interrupted"
-"""What `Search.proved_optimal` says of a search that an interrupt ended."""
+"""Value of `Search.proved_optimal` where an interrupt ended the search."""
 LATENCY, THROUGHPUT, COST = "latency", "throughput", "cost"
 
 
 class Example(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A worked example of a rejection."""
+    """Hold a worked example of an exclusion: bytes or sizes that are needed, and those that there are."""
 
     need: str
     have: str
 
 
 class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Assignments that a reason ruled out."""
+    """Count the assignments that a reason excluded, with one example."""
 
     reason: str
     count: int
@@ -36,9 +36,10 @@ class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The layouts that the search covered (`candidates`), the programs that it priced (`evaluations`), and its proof.
+    """Describe the extent of the search, and its proof.
 
-    `wall_s` is of the whole plan, pricing the best in full included; `evaluations_per_s` of the search of all slices.
+    `candidates` counts the layouts covered, `evaluations` the programs priced. `wall_s` is of the whole plan, pricing
+    the best in full included; `evaluations_per_s` of the search of all slices.
     """
 
     candidates: int
@@ -49,9 +50,10 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Point(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The best layout of one slice and batch; `dollars_per_million_tokens` where its chip has a price.
+    """Hold the best layout of one slice and batch as a point of the frontier.
 
-    `best_of`: the objectives of which no candidate has a better value.
+    `dollars_per_million_tokens` is set where its chip has a price. `best_of` lists the objectives of which no candidate
+    has a better value.
     """
 
     slice: str
@@ -65,9 +67,10 @@ class Point(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`points`: one for each plan, in their order; `dominated`: candidates that some point beats, by latency.
+    """Hold the Pareto front: one point for each plan, in the plans' order.
 
-    A point beats another that is no better in any of the `axes`. `missed`: candidates that miss a target.
+    `dominated` lists, by latency, the candidates that some point dominates: that are no better in any of the `axes`.
+    `missed` counts the candidates that miss a target.
     """
 
     axes: tuple[str, ...]
@@ -77,10 +80,10 @@ class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The plan file: the JSON that `plan` prints and writes with `-o`; plans are best first.
+    """Hold all that `plan` prints as JSON and writes with `-o`; plans are best first.
 
-    `targets`: those that all plans meet, in words; `prices`: dollars per chip and hour. Fields
-    that have their default are left out of the file.
+    `targets` states in words the targets that all plans meet; `prices` are dollars per chip and hour. Fields that have
+    their default are left out of the file.
     """
 
     schema: str
@@ -99,7 +102,7 @@ class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
     @property
     def interrupted(self) -> bool:
-        """Return whether an interrupt ended the search, or the solver: the plans are the best so far."""
+        """True where an interrupt ended the search or the solver: the plans are the best so far."""
         solver, fleet = self.solver, self.fleet
         return (
             self.search.proved_optimal == INTERRUPTED
@@ -109,17 +112,17 @@ class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
 
 
 def encode(value: object) -> bytes:
-    """A value as indented JSON, with a final newline."""
+    """Return a value as indented JSON with a final newline."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Read a plan file; raises `InputError` where it is no plan of this version."""
+    """Read a plan file; raise `InputError` where it is not a plan of this version."""
     return _decode(read_bytes(path, "plan"), path)
 
 
 def read_bytes(path: Path, kind: str) -> bytes:
-    """The file's bytes; raises `InputError` where it cannot be read."""
+    """Return the file's bytes; raise `InputError` where it cannot be read. `kind` names it in the message."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -129,7 +132,7 @@ def read_bytes(path: Path, kind: str) -> bytes:
 
 
 def read_object(path: Path, kind: str) -> Mapping[str, Any]:
-    """The file as a JSON object; raises `InputError` where it is not one."""
+    """Return the file's JSON object; raise `InputError` where it does not contain one."""
     try:
         value = msgspec.json.decode(read_bytes(path, kind))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -140,6 +143,7 @@ def read_object(path: Path, kind: str) -> Mapping[str, Any]:
 
 
 def _decode(data: bytes, path: Path) -> PlanFile:
+    """Return the plan file of these bytes, with its schema and model hashes checked."""
     value = read_object(path, "plan")
     schema = value.get("schema")
     if schema != SCHEMA:
@@ -159,7 +163,7 @@ def _decode(data: bytes, path: Path) -> PlanFile:
 
 
 def pick_plan(file: PlanFile, path: Path, pick: int) -> Plan:
-    """Plan number `pick` (from 1); raises `InputError` naming how many there are."""
+    """Return plan number `pick` (from 1); raise `InputError` with the number of plans otherwise."""
     if not 1 <= pick <= len(file.plans):
         raise InputError(
             f"pick {pick}: expected a plan of '{path}', whose plans are numbered 1 to {len(file.plans)}", "pick"

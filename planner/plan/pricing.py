@@ -1,4 +1,4 @@
-"""Pricing one layout in full: every step with its text, bytes, time and bound; memory; specs. No search."""
+"""Price one layout in full, without a search: every step with text, bytes, time and bound; memory; specs."""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ def price_layout(
     padded: int,
     fast: Speeds,
 ) -> Plan:
-    """The plan of a layout at one batch. Raises `LayoutError` where a dim does not divide or parts do not fit."""
+    """Return the plan of a layout at one batch, which runs padded to `padded` sequences.
+
+    Raises `LayoutError` where a dim does not divide or parts do not fit.
+    """
     rates = tabulate_rates(slice_, layout.mesh.on(slice_))
     bound = programs(layout)
-    priced = [size_program(layout, one, rates, fast, padded) for one in bound]
+    priced = [size_program(layout, program, rates, fast, padded) for program in bound]
     steps = tuple(step for p in priced for step in _steps(p, fast))
     lower_s = lower_bound_s(layout, bound, slice_, fast, padded)
     cost = total_cost(steps, lower_s, hidden_by(steps, slice_.chip.reached, fast.prefetch_s))
@@ -75,19 +78,26 @@ def price_layout(
 
 
 def estimate_s(layout: BoundLayout, slice_: Slice, padded: int, fast: Speeds) -> float:
-    """`cost.step_s` of the layout's plan, alone. Raises `LayoutError` as `price_layout` does."""
+    """Return `cost.step_s` of the layout's plan alone, in seconds.
+
+    Raises `LayoutError` as `price_layout` does.
+    """
     rates = tabulate_rates(slice_, layout.mesh.on(slice_))
-    steps = [s for one in programs(layout) for s in _steps(size_program(layout, one, rates, fast, padded), fast)]
+    steps = [
+        s for program in programs(layout) for s in _steps(size_program(layout, program, rates, fast, padded), fast)
+    ]
     return sum(s.layers * s.seconds for s in steps) - hidden_by(steps, slice_.chip.reached, fast.prefetch_s)
 
 
 def _steps(p: SizedProgram, fast: Speeds) -> Iterator[StepPlan]:
+    """Yield the priced steps of a program."""
     for cost in price_steps(p.scope, fast):
         comms = [c for c in cost.comms if _scalar(p.scope.ways(c.comm.axes)) > 1]
         yield _step_plan(p, cost, comms)
 
 
 def _step_plan(p: SizedProgram, cost: StepCost, comms: Sequence[CommCost]) -> StepPlan:
+    """Return the plan of one step, with the resource that bounds it."""
     flops_s, hbm_s = _scalar(cost.flops_s), _scalar(cost.hbm_s)
     ici_s = sum(_scalar(c.bandwidth_s) for c in comms)
     comm_s = sum(_scalar(c.seconds) for c in comms)
@@ -114,6 +124,7 @@ def _step_plan(p: SizedProgram, cost: StepCost, comms: Sequence[CommCost]) -> St
 
 
 def _comm_plan(p: SizedProgram, c: CommCost) -> CommPlan:
+    """Return the plan of one collective."""
     rates, times = p.scope.rates, int(_scalar(c.comm.times))
     launches = times * int(rates.launches[c.comm.kind][p.scope.mask(c.comm.axes)].item())
     return CommPlan(
@@ -129,24 +140,26 @@ def _comm_plan(p: SizedProgram, c: CommCost) -> CommPlan:
 
 
 def _scalar(value: Number) -> float:
+    """Return the one value of a number or array."""
     return float(np.asarray(value, dtype=float).reshape(-1)[0])
 
 
 def lower_bound_s(layout: BoundLayout, bound: Sequence[Bound], slice_: Slice, fast: Speeds, padded: int) -> float:
-    """The longer of all steps' FLOPs or HBM time and all collectives' time, with the slice at its data sheet.
+    """Return the lower bound in seconds, with the slice at its data sheet.
 
-    `fast` is what its devices reach.
+    It is the longer of the FLOPs or HBM time of all steps and the time of all collectives. `fast` has the speeds that
+    the devices reach.
     """
     rates, sheet = tabulate_rates(slice_.at_data_sheet, layout.mesh.on(slice_)), data_sheet_speeds(fast, slice_.chip)
     total = Totals()
-    for p in (size_program(layout, one, rates, sheet, padded) for one in bound):
+    for p in (size_program(layout, program, rates, sheet, padded) for program in bound):
         for cost in price_steps(p.scope, sheet):
             total.add(cost, p.bound.component.times)
     return _scalar(total.lower_bound_s)
 
 
 def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float) -> Cost:
-    """Sums over the steps; `bound_by` is the bound under which most of the step's seconds fall."""
+    """Return the sums over the steps; `bound_by` is the bound under which most of the seconds fall."""
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
     ici_s = sum(s.layers * s.ici_s for s in steps)
@@ -173,6 +186,7 @@ def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float)
 def _memory(
     priced: Sequence[SizedProgram], layout: BoundLayout, slice_: Slice, work: Workload, padded: int, fast: Speeds
 ) -> Memory:
+    """Return the bytes per device of weights, KV cache and activations."""
     weights = kv = peak = 0.0
     seen: set[str] = set()
     for p in priced:
@@ -197,7 +211,10 @@ def _memory(
 def residual_bytes(
     layout: BoundLayout, priced: Sequence[SizedProgram], work: Workload, padded: int, fast: Speeds
 ) -> float:
-    """The residual stream and the update that is added to it, on one device."""
+    """Return the bytes on one device of the residual stream and the update added to it.
+
+    It is 2 x tokens x D x bytes per activation, divided by the number of devices that cut the residual.
+    """
     ways = prod(size for size, cut in zip(layout.mesh.axis_sizes, layout.cuts, strict=True) if cut != IDLE)
     tokens = padded * work.tokens_per_sequence
     D = priced[0].bound.component.dims["D"]
@@ -205,11 +222,13 @@ def residual_bytes(
 
 
 def _residual(layout: BoundLayout, phase: str) -> dict[str, tuple[str, ...]]:
+    """Return the mesh axes that cut each dim of the residual stream, major first."""
     dims = "BD" if phase == "decode" else "BTD"
     return {dim: tuple(n for n in layout.order if layout.cuts[layout.names.index(n)] == dim) for dim in dims}
 
 
 def _component_layout(a: Assigned, names: Sequence[str], priced: Sequence[SizedProgram]) -> ComponentLayout:
+    """Return the layout of one component, as the plan file states it."""
     component = a.component
     caches = a.body.caches
     sequence = {s.option("order") for part in a.body.parts for s in part.program.steps} - {None}
@@ -229,9 +248,10 @@ def _component_layout(a: Assigned, names: Sequence[str], priced: Sequence[SizedP
 
 
 def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
+    """Return the hardware numbers that the cost used, with their units and sources."""
     chip = slice_.chip
     sources = chip.sources
-    constants = [
+    numbers = [
         (f"flops_per_s.{work.dtypes.compute}", chip.flops_per_s[work.dtypes.compute], "FLOP/s", "flops_per_s"),
         ("hbm_bytes_per_s", chip.hbm_bytes_per_s, "bytes/s", "hbm_bytes_per_s"),
         ("usable_hbm_bytes_per_device", chip.usable_hbm_bytes_per_device, "bytes", "usable_hbm_bytes_per_device"),
@@ -239,13 +259,14 @@ def _constants(slice_: Slice, work: Workload) -> tuple[Constant, ...]:
         ("hop_latency_s", chip.hop_latency_s, "s", "hop_latency_s"),
     ]
     if chip.core_link_bytes_per_s is not None:
-        constants.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
+        numbers.append(("core_link_bytes_per_s", chip.core_link_bytes_per_s, "bytes/s", "core_link_bytes_per_s"))
     if chip.reached is not None:
         units = {"hop": "of hop_latency_s", "launch_s": "s"}
         values = msgspec.structs.asdict(chip.reached)
-        constants += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
-    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in constants)
+        numbers += [(f"reached.{name}", v, units.get(name, "share"), "reached") for name, v in values.items()]
+    return tuple(_constant(name, value, unit, sources.get(key, "")) for name, value, unit, key in numbers)
 
 
 def _constant(name: str, value: float, unit: str, source: str) -> Constant:
+    """Return one constant, calibrated where its source says so."""
     return Constant(name=name, value=value, unit=unit, source=source, calibrated=source.startswith(CALIBRATED_FROM))

@@ -1,10 +1,10 @@
-"""The KV transfer of disaggregated serving: a prompt's cache goes from a prefill slice to a decode slice.
+"""Price the KV transfer of disaggregated serving: a prompt's cache goes from a prefill slice to a decode slice.
 
 Chapter, "Designing an effective inference engine": prefill servers send the cache over the network to generate
-servers. ICI joins the chips of one slice only, so between two slices, also of one kind, the cache goes over the
-data-centre network (DCN): each chip sends what it holds through its share of its host's network cards, the other
-side receives the same way, both at once, and where the decode layout holds copies of an entry these are gathered
-over the ICI of the receiving slice. What DCN switches between the hosts do to it is left out.
+servers. ICI connects the chips of one slice only, so between two slices, also of one kind, the cache goes over the
+data-centre network (DCN): each chip sends its part through its share of its host's network cards, the other
+end receives the same way, both at once, and where the decode layout has copies of an entry these are gathered
+over the ICI of the receiving slice. The DCN switches between the hosts are not modelled.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DCN_LATENCY_S = 1e-4
 
 
 class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The seconds of moving the caches of `requests` prompts; `send_s` and `receive_s` overlap, on the busiest chips.
+    """Hold the cost of moving the caches of `requests` prompts, in bytes and seconds.
 
-    `bytes`: of all requests, once each. `dcn_bytes_per_s`: what they really share, `bytes` over the longer of the two.
-    `copies_s`: gathering copies over the receiver's ICI. `seconds`: latency_s + max(send_s, receive_s) + copies_s.
-    `send_load_s`, `receive_load_s`: `bytes` through all chips' cards of a side: how often such transfers can follow
-    each other where the parts of a batch take turns.
+    `bytes` counts all requests' caches once each. `send_s` and `receive_s` run at once, on the busiest chips.
+    `dcn_bytes_per_s` is the effective rate, `bytes` over the longer of the two. `copies_s` gathers copies over the
+    receiver's ICI. `seconds` = latency_s + max(send_s, receive_s) + copies_s. `send_load_s` and `receive_load_s` are
+    `bytes` through the cards of all chips of an end: the interval at which such transfers can follow each other.
     """
 
     requests: int
@@ -50,10 +50,10 @@ class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """One component's caches of one request on a slice: bytes, each entry once, and how the layout spreads them.
+    """Describe one component's caches of one request on a slice: bytes, each entry once, and how they are spread.
 
-    `batch_ways`: into how many parts B is cut; a request lies in one. `copied`: the pieces of the torus along which
-    each entry is held again.
+    `batch_ways` is the number of parts into which B is cut; a request lies in one. `copied` has the pieces of the torus
+    along which each entry is stored again.
     """
 
     nbytes: float
@@ -62,13 +62,13 @@ class Share:
 
     @property
     def copies(self) -> int:
-        """On how many devices each entry is held."""
+        """Number of devices that store each entry."""
         return prod(piece.size for piece in self.copied)
 
 
 @dataclass(frozen=True)
 class TransferEnd:
-    """One end of a transfer: a slice and the caches of one request on it."""
+    """Describe one end of a transfer: a slice and the caches of one request on it."""
 
     slice_: Slice
     shares: tuple[Share, ...]
@@ -80,7 +80,7 @@ class TransferEnd:
 
 
 def request_cache_bytes(model: Model, kv: str, tokens: int) -> float:
-    """Bytes of one request's K and V of `tokens` tokens in dtype `kv`; a window keeps its last tokens only.
+    """Return the bytes of one request's K and V of `tokens` tokens in dtype `kv`; a window keeps its last tokens.
 
     >>> from strategies.models.configs import load_model
     >>> request_cache_bytes(load_model("llama-3.1-70b"), "int8", 2000)  # 2 * 8 * 128 * 80 * 2000
@@ -90,10 +90,10 @@ def request_cache_bytes(model: Model, kv: str, tokens: int) -> float:
 
 
 def chip_dcn_bytes_per_s(slice_: Slice) -> float:
-    """One chip's share of its host's network cards, each way; its PCIe to the host where that is slower.
+    """Return one chip's share of its host's network cards, in bytes/s each way, or its PCIe rate if that is slower.
 
-    Source: `dcn_bytes_per_s` of the chip's file; for v5e the book's 3.125e9 is what the Cloud TPU documentation
-    gives per host, 2 cards of 100 Gbit/s for 8 chips. Raises `InputError` where the chip's file does not say it.
+    Source: `dcn_bytes_per_s` of the chip's file; for v5e the book's 3.125e9 equals the Cloud TPU documentation's number
+    per host, 2 cards of 100 Gbit/s for 8 chips. Raises `InputError` where the chip's file does not state it.
     """
     chip = slice_.chip
     if chip.dcn_bytes_per_s is None:
@@ -104,13 +104,13 @@ def chip_dcn_bytes_per_s(slice_: Slice) -> float:
 
 
 def transfer_end_of(plan: Plan, slice_: Slice, tokens: int) -> TransferEnd:
-    """The side that a plan's own cache specs give, for requests of `tokens` tokens."""
+    """Return the end of a transfer that a plan's own cache specs give, for requests of `tokens` tokens."""
     sizes, pieces = plan.mesh.sizes, dict(zip(plan.mesh.axis_names, plan.mesh.on(slice_), strict=True))
     shares = []
     for layout in plan.layouts:
         caches = plan.caches(layout.component)
         for spec in dict.fromkeys(caches.values()):  # those of one shape and cut move as one
-            cut = {axis for axes in spec.axes for axis in axes}
+            cut_axes = {axis for axes in spec.axes for axis in axes}
             groups = [plan.model.groups[number] for number in layout.groups]
             elements = sum(group.count * group.attention.kv_elements(tokens) for group in groups)
             share = list(caches.values()).count(spec) / len(caches)
@@ -118,7 +118,7 @@ def transfer_end_of(plan: Plan, slice_: Slice, tokens: int) -> TransferEnd:
                 Share(
                     nbytes=float(elements * share * dtype_bytes(spec.dtype)),
                     batch_ways=prod(sizes[axis] for axis in spec.cut_by("B")),
-                    copied=tuple(p for name in sizes if name not in cut for p in pieces[name]),
+                    copied=tuple(p for name in sizes if name not in cut_axes for p in pieces[name]),
                 )
             )
     return TransferEnd(slice_, tuple(shares))
@@ -127,8 +127,9 @@ def transfer_end_of(plan: Plan, slice_: Slice, tokens: int) -> TransferEnd:
 def transfer(source: TransferEnd, target: TransferEnd, requests: int = 1) -> Transfer:
     """Price moving the caches of `requests` prompts, which are prefilled in one step, from `source` to `target`.
 
-    On each side a chip moves, per component, ceil(requests / batch_ways) requests' bytes over the chips that hold one
-    of them: where B is cut, requests (and the slots they go to) are taken to lie evenly over its parts.
+    At each end a chip moves, per component, ceil(requests / batch_ways) requests' bytes over the chips that store one
+    of them: where B is cut, requests (and their slots) are assumed to lie evenly over its parts. Raises `InputError` on
+    fewer than one request, or a chip without a DCN rate.
     """
     if requests < 1:
         raise InputError(f"requests {requests}: expected a whole number of at least 1")
@@ -150,7 +151,7 @@ def transfer(source: TransferEnd, target: TransferEnd, requests: int = 1) -> Tra
 
 
 def _dcn_s(side: TransferEnd, requests: int) -> float:
-    """Seconds of the busiest chip: its bytes of each component, each entry once, through its share of the cards."""
+    """Return the seconds of the busiest chip: its bytes of each component, each entry once, over its DCN share."""
     per_chip = chip_dcn_bytes_per_s(side.slice_)
     chips = side.slice_.chips
     return sum(
@@ -159,13 +160,16 @@ def _dcn_s(side: TransferEnd, requests: int) -> float:
 
 
 def _copies_s(slice_: Slice, share: Share, requests: int) -> float:
-    """AllGather of what a group of copies holds: ceil(requests / batch_ways) requests over the distinct parts."""
+    """Return the seconds of the AllGather over copies: ceil(requests / batch_ways) requests over distinct parts."""
     parts = slice_.devices / (share.batch_ways * share.copies)
     return gather_s(slice_, share.copied, ceil(requests / share.batch_ways) * share.nbytes / parts)
 
 
 def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> float:
-    """Seconds of an AllGather over these pieces of the torus, or over one after the other where they are no group."""
+    """Return the seconds of an AllGather over these pieces of the torus.
+
+    Where they do not form a group, it runs over one piece after the other.
+    """
     if not pieces or gathered_bytes == 0:
         return 0.0
     rates = tabulate_rates(slice_, [pieces])
@@ -176,7 +180,10 @@ def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> f
 
 
 def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> float:
-    """Seconds of an AllToAll over whole axes in which each device receives these bytes: V (n-1)/n^2 of its V."""
+    """Return the seconds of an AllToAll over whole axes in which each device receives `received_bytes`.
+
+    A device receives V (n-1)/n^2 of its V bytes.
+    """
     n = prod(piece.size for piece in pieces)
     if n == 1 or received_bytes == 0:
         return 0.0

@@ -1,1 +1,1 @@
-"""The question as one checked value: model, slices, workload, targets, prices."""
+"""Describe a question to the planner as one checked value: model, slices, workload, targets, prices."""

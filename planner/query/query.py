@@ -1,4 +1,4 @@
-"""The question as one checked value, and the functions that build it from a caller's words."""
+"""Define the question to the planner as one checked value, and build it from a caller's keywords."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from strategies.readers.cost import check_compute
 
 EXHAUSTIVE, CP_SAT = "exhaustive", "cp-sat"
 CUTS = TWO, ALL, NONE = "two", "all", "none"
-"""Which meshes are searched: how physical axes are cut into mesh axes, see `planner.search.meshes`."""
+"""Sets of meshes to search: how physical axes are cut into mesh axes, see `planner.search.meshes`."""
 AUTO = "auto"
 BATCHES = {"decode": (1, 2, 4, 8, 16, 32, 64, 128, 256), "prefill": (1, 2, 4, 8, 16)}
-"""The batches of a phase where none is named."""
+"""Default batches of each phase."""
 CONTEXT = 8192
 MOST_SLICES = 100_000
 MOST_WORKERS, MOST_TOP = 1024, 1000
@@ -43,15 +43,17 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A question: a model, slices, a step, limits on layouts, and the objective and targets.
+    """Describe a question: a model, slices, a step, restrictions of the layouts, and how to rank them.
 
-    `work`: the phase, its batches on each slice, the context and the dtypes. `auto`: instead of these batches, powers
-    of two and the largest that fits each slice. `per_slice`: of each slice only the plan of its best batch.
-    `num_slices`: equal slices joined by DCN, each with its part of the batch. `objective`: a name of
-    `planner.query.targets.OBJECTIVES`. `top`: plans of the best one's slice and batch, itself included. `fixed`: the
-    roles that torus axes may have, by component and axis. `cuts`: one of `CUTS`. `workers`: processes that search
-    (None: one per core). `solver`: "exhaustive", or "cp-sat", which proves the best alone, each slice and batch within
-    `solver_seconds` (None: no limit). Raises `InputError` on what cannot be, or contradicts itself.
+    `work` has the phase, its batches on each slice, the context and the dtypes. With `auto`, powers of two and the
+    largest batch that fits each slice replace these batches. With `per_slice` each slice has only the plan of its best
+    batch. `num_slices` equal slices, connected by DCN, each run their part of the batch. `objective` is a name of
+    `planner.query.targets.OBJECTIVES`. `top` is the number of plans of the best one's slice and batch, itself included.
+    `fixed` has the roles that torus axes may have, by component and axis. `cuts` is one of `CUTS`. `workers` is the
+    number of processes that search (None: one per core). `solver` is "exhaustive", or "cp-sat", which only proves the
+    best layout, each slice and batch within `solver_seconds` (None: no limit).
+
+    Raises `InputError` on values out of range, and on contradictions.
     """
 
     model: Model
@@ -89,22 +91,22 @@ class Query:
         check_prices(self.prices, (slice_.chip.name for slice_ in self.slices))
 
     def check_targets(self) -> None:
-        """Raise `InputError` on a target that is none of the phase, or that leaves none of the slices."""
-        targets, least = self.targets, min(self.slices, key=lambda s: (s.chips, s.name))
+        """Raise `InputError` on a target that the phase does not have, or that excludes every slice."""
+        targets, smallest = self.targets, min(self.slices, key=lambda s: (s.chips, s.name))
         if targets.max_ttft_s is not None and self.work.phase == "decode":
             raise InputError(
                 "max_ttft_s: a decode step has no first token; expected the phase prefill or serve with it",
                 "max_ttft_s",
             )
-        if targets.max_chips is not None and least.chips > targets.max_chips:
+        if targets.max_chips is not None and smallest.chips > targets.max_chips:
             raise InputError(
-                f"max_chips {targets.max_chips} leaves none of the slices: the smallest, {least.name}, has "
-                f"{least.chips} chips; expected a smaller slice or more chips",
+                f"max_chips {targets.max_chips} leaves none of the slices: the smallest, {smallest.name}, has "
+                f"{smallest.chips} chips; expected a smaller slice or more chips",
                 "max_chips",
             )
 
     def at(self, *batches: int, context: int | None = None) -> Query:
-        """Return the query at these batches, each of every slice."""
+        """Return the query at these batches, each on every slice, and at `context` if it is passed."""
         work = msgspec.structs.replace(
             self.work, batches=batches, context=self.work.context if context is None else context
         )
@@ -112,7 +114,7 @@ class Query:
 
 
 def check_solver(solver: str, seconds: float | None) -> None:
-    """Raise `InputError` on a solver that is not known, and on a time limit that is none or that it does not take."""
+    """Raise `InputError` on an unknown solver, and on a time limit that is not positive or that it does not take."""
     if solver not in (EXHAUSTIVE, CP_SAT):
         raise InputError(f"solver '{solver}': expected {EXHAUSTIVE} or {CP_SAT}", "solver")
     if seconds is not None and not (isfinite(seconds) and seconds > 0):
@@ -132,11 +134,11 @@ class SearchOptions(TypedDict, total=False):
     chips, chip_counts: every legal slice of these chips, with a number of chips within (least, most) where given;
         most None: no end. `max_chips` of the targets leaves larger ones out.
     chip_file: a chip file, whose chip is known by its name, too.
-    constants: what programs reach of the data sheet: "chip" (the chip's own), "data-sheet", or the data set to which
-        they were fitted.
+    constants: the share of the data sheet that programs reach: "chip" (its own), "data-sheet", or the data set to
+        which they were fitted.
     weights, kv, activations, compute: dtypes; "bf16" by default, compute: the activations'.
     programs: `.layout` files whose programs join the search.
-    targets: what plans must meet. prices: dollars per chip and hour, by chip name.
+    targets: limits that plans must meet. prices: dollars per chip and hour, by chip name.
     cuts: how torus axes are cut into mesh axes: "two", "all" or "none" (see `planner.search.meshes`).
     workers: processes that search; None: one per core.
     """
@@ -157,7 +159,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class QueryOptions(SearchOptions, total=False):
-    """Keywords of functions that ask of one phase.
+    """Keywords of functions that plan one phase.
 
     phase: "decode" or "prefill".
     batch: one batch, several, or "auto": powers of two and the largest that fits each slice.
@@ -175,55 +177,56 @@ def query_of(
     model: Model | str | Path,
     slices: Sequence[Slice | str] | Slice | str,
     options: Mapping[str, Any],
-    **best: Any,
+    **query_fields: Any,
 ) -> Query:
-    """The query of a caller's words; `options`: keywords of `QueryOptions`, `best`: other fields of the query.
+    """Build the query of a caller's keywords.
 
-    Raises `InputError` on bad input, and `TypeError` on a keyword that is not known.
+    `options` are the keywords of `QueryOptions`, the other arguments other fields of the query. Raises `InputError` on
+    bad input, and `TypeError` on an unknown keyword.
     """
-    given = Given(options, set(best) - {"per_slice"})
-    targets = given.take("targets", Targets())
-    named = given.slices(slices, targets)
-    work, auto = given.work()
+    keywords = Given(options, set(query_fields) - {"per_slice"})
+    targets = keywords.take("targets", Targets())
+    chosen = keywords.slices(slices, targets)
+    work, auto = keywords.work()
     query = Query(
         model=model_of(model),
-        slices=named,
+        slices=chosen,
         work=work,
         auto=auto,
-        fixed=fixed_roles(given.take("fix")),
+        fixed=fixed_roles(keywords.take("fix")),
         targets=targets,
-        prices=given.take("prices", {}),
-        programs=programs_of(given.take("programs", ())),
-        cuts=given.take("cuts", TWO),
-        workers=given.take("workers"),
-        **best,
+        prices=keywords.take("prices", {}),
+        programs=programs_of(keywords.take("programs", ())),
+        cuts=keywords.take("cuts", TWO),
+        workers=keywords.take("workers"),
+        **query_fields,
     )
-    given.finish()
+    keywords.finish()
     return query
 
 
 @dataclass(frozen=True)
 class Given:
-    """Keywords as a caller gave them, each taken once."""
+    """Hold the keywords of a caller, and remember which were used."""
 
     options: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, default: Any = None) -> Any:
-        """The value of a keyword; the default where it was not given, or is None."""
+        """Return the value of a keyword, or the default where it was not passed or is None."""
         self.taken.add(name)
         value = self.options.get(name)
         return default if value is None else value
 
     def finish(self) -> None:
-        """Raise `TypeError` on a keyword that nothing took."""
+        """Raise `TypeError` on a keyword that was not used."""
         for name in self.options:
             if name not in self.taken:
                 known = ", ".join(sorted(self.taken))
                 raise TypeError(f"unexpected keyword argument {name!r}; expected some of {known}")
 
     def slices(self, named: Sequence[Slice | str] | Slice | str, targets: Targets) -> tuple[Slice, ...]:
-        """The named slices, and every legal one of the chips."""
+        """Return the named slices, and every legal one of the chips."""
         chips = self.take("chips", ())
         return chosen_slices(
             [named] if isinstance(named, str | Slice) else named,
@@ -235,7 +238,7 @@ class Given:
         )
 
     def dtypes(self) -> Dtypes:
-        """The dtypes; compute is by default the activations'."""
+        """Return the dtypes; compute is by default the activations'."""
         activations = self.take("activations", "bf16")
         return Dtypes(
             weights=self.take("weights", "bf16"),
@@ -245,7 +248,7 @@ class Given:
         )
 
     def work(self) -> tuple[Workload, bool]:
-        """The step that is asked about, and whether its batches are to be found."""
+        """Return the workload of the step, and whether its batches are chosen automatically."""
         phase = self.take("phase", "decode")
         batches, auto = batches_of(self.take("batch"), phase)
         return (
@@ -260,12 +263,14 @@ class Given:
 
 
 def model_of(model: Model | str | Path) -> Model:
-    """The model itself, or the one of that name or file."""
+    """Return the model itself, or the one of that name or file."""
     return model if isinstance(model, Model) else load_model(model)
 
 
 def batches_of(batch: Batch | None, phase: str) -> tuple[tuple[int, ...], bool]:
-    """The batches that a caller names (None: those of the phase), and whether they are to be found for each slice.
+    """Return the batches of a caller (None: the phase's default), and whether they are chosen automatically.
+
+    Raises `InputError` on text other than "auto".
 
     >>> batches_of(64, "decode"), batches_of([1, 8], "decode"), batches_of("auto", "decode")
     (((64,), False), ((1, 8), False), ((1,), True))
@@ -280,10 +285,14 @@ def batches_of(batch: Batch | None, phase: str) -> tuple[tuple[int, ...], bool]:
 
 
 def programs_of(paths: Sequence[str | Path]) -> tuple[Program, ...]:
-    """The programs of `.layout` files."""
+    """Return the programs of `.layout` files."""
     return tuple(program for path in paths for program in read_layout(Path(path)))
 
 
 def fixed_roles(fix: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, frozenset[str]]]:
-    """The role that a torus axis must have, by component and axis."""
-    return {name: {axis: frozenset({role}) for axis, role in of.items()} for name, of in (fix or {}).items()}
+    """Return the role that a torus axis must have, by component and axis.
+
+    >>> fixed_roles({"attention": {"Z": "B"}})
+    {'attention': {'Z': frozenset({'B'})}}
+    """
+    return {name: {axis: frozenset({role}) for axis, role in roles.items()} for name, roles in (fix or {}).items()}

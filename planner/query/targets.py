@@ -1,4 +1,4 @@
-"""Targets that plans must meet, objectives that rank them, and what a chip costs for an hour.
+"""Define the targets that plans must meet, the objectives that rank them, and prices of chips.
 
 A target is one row of `TARGETS`, an objective one row of `OBJECTIVES`: options, checks, messages and docs follow.
 """
@@ -16,11 +16,11 @@ from mesh.errors import InputError
 Prices = Mapping[str, float]
 """Dollars per chip and hour, by chip name."""
 ANY_CHIP = "*"
-"""The name under which a price of every chip stands."""
+"""Name of a price that holds for every chip."""
 
 
 class Figures(Protocol):
-    """The figures that targets judge, of one way to run; `ttft_s` is None of a decode step."""
+    """Give the figures by which targets are judged."""
 
     @property
     def step_s(self) -> float:
@@ -28,7 +28,7 @@ class Figures(Protocol):
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first token: of the whole prompt's prefill, and of whatever else precedes the token."""
+        """Time to first token in seconds, from the prompt's prefill on; None for a decode step."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -36,17 +36,17 @@ class Figures(Protocol):
 
     @property
     def chips(self) -> int:
-        """Chips that are used."""
+        """Number of chips in use."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One row of `TARGETS`.
+    """Describe one kind of target, a row of `TARGETS`.
 
-    `field`: its name in `Targets`. `option`, `metavar`, `scale` and `about`: how a command line asks for it; the value
-    that is typed is `scale` times the field's. `says` and `figure` word a limit and a value that is held against it.
-    `most`: whether it is an upper limit; `whole`: whether it is a whole number. A shorter step of the same slice and
-    batch never misses a target that a longer one meets: of each the shortest is held against it.
+    `field` is its name in `Targets`. `option`, `metavar`, `scale` and `about` are for the command line, whose value is
+    `scale` times the field's. `says` and `figure` put a limit and a value compared with it in words. `most` is true for
+    an upper limit, `whole` for a whole number. A shorter step of the same slice and batch never misses a target that a
+    longer one meets, so only the shortest of each is compared.
     """
 
     field: str
@@ -62,17 +62,18 @@ class Target:
     whole: bool = False
 
     def missed(self, limit: float, figures: Figures) -> bool:
-        """Return whether the figures are beyond the limit; never where they have no such figure."""
+        """Return whether the figures are beyond the limit; false where they have no such figure."""
         value = self.value(figures)
         return value is not None and (value > limit if self.most else value < limit)
 
     def short_of(self, figures: Figures) -> float:
-        """A number that is the smaller, the better the target is met."""
+        """Return a number that is smaller, the better the target is met."""
         value = self.value(figures)
         return inf if value is None else value if self.most else -value
 
 
 def _ms(seconds: float) -> str:
+    """Return seconds as text in milliseconds."""
     return f"{seconds * 1e3:.4g} ms"
 
 
@@ -100,9 +101,9 @@ TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """The targets that plans must meet, in seconds of a step and to the first token, tokens/s, chips; None: no target.
+    """Hold the limits that plans must meet: seconds of a step and to the first token, tokens/s, chips.
 
-    Raises `InputError` on a limit that is no number above 0.
+    None means no limit. Raises `InputError` on a limit that is not a number above 0.
     """
 
     max_step_s: float | None = None
@@ -116,7 +117,7 @@ class Targets:
                 raise InputError(f"{target.field} {limit:g}: expected a number of {target.unit} above 0", target.field)
 
     def given(self) -> list[tuple[Target, float]]:
-        """The targets that are set, with their limits."""
+        """Return the targets that are set, with their limits."""
         values = ((target, getattr(self, target.field)) for target in TARGETS)
         return [(target, limit) for target, limit in values if limit is not None]
 
@@ -126,17 +127,20 @@ class Targets:
         return tuple(target.says(limit) for target, limit in self.given())
 
     def missed(self, figures: Figures) -> tuple[Target, ...]:
-        """The targets that these figures miss."""
+        """Return the targets that these figures miss."""
         return tuple(target for target, limit in self.given() if target.missed(limit, figures))
 
     def says(self, target: Target) -> str:
-        """One target that is set, in words."""
+        """Return one target that is set, in words."""
         return target.says(dict(self.given())[target])
 
 
 @dataclass(frozen=True)
 class Merits:
-    """The values that objectives rank by: seconds of a step or request, tokens/s per chip, $ per million tokens."""
+    """Hold the numbers by which objectives rank: seconds of a step or request, tokens/s per chip, dollars.
+
+    `dollars_per_million_tokens` is infinite where there is no price.
+    """
 
     latency_s: float
     tokens_per_s_per_chip: float
@@ -145,7 +149,10 @@ class Merits:
 
 @dataclass(frozen=True)
 class Objective:
-    """One row of `OBJECTIVES`: `key` gives what is to be small, first and second; the titles say it to people."""
+    """Describe one objective, a row of `OBJECTIVES`.
+
+    `key` returns the numbers to minimise, first and second; the titles describe the order to people.
+    """
 
     name: str
     key: Callable[[Merits], tuple[float, float]]
@@ -154,7 +161,7 @@ class Objective:
     needs_prices: bool = False
 
     def rank(self, merits: Merits) -> tuple[float, float]:
-        """The key to sort by, best first; first values that agree to 12 digits are equal."""
+        """Return the sort key, best first; first values that agree to 12 digits are equal."""
         first, second = self.key(merits)
         return float(f"{first:.12g}"), second
 
@@ -186,7 +193,7 @@ OBJECTIVES = {
 
 
 def check_objective(name: str, prices: Prices) -> None:
-    """Raise `InputError` on an objective that is not known, or that needs prices where there are none."""
+    """Raise `InputError` on an unknown objective, or one that needs prices where there are none."""
     if name not in OBJECTIVES:
         raise InputError(f"objective '{name}' is not known; expected {', '.join(OBJECTIVES)}")
     if OBJECTIVES[name].needs_prices and not prices:
@@ -194,7 +201,7 @@ def check_objective(name: str, prices: Prices) -> None:
 
 
 def check_prices(prices: Prices, chips: Iterable[str]) -> None:
-    """Raise `InputError` on a price that is none or of no chip that is known, and where a chip has no price."""
+    """Raise `InputError` on a price that is not above 0 or of an unknown chip, and on a chip without a price."""
     chips = tuple(dict.fromkeys(chips))
     for name, price in prices.items():
         if not (isfinite(price) and price > 0):
@@ -210,12 +217,16 @@ def check_prices(prices: Prices, chips: Iterable[str]) -> None:
 
 
 def price_of(prices: Prices, chip: str) -> float | None:
-    """Dollars per hour of one chip; None where it has no price."""
+    """Return the dollars per hour of one chip, or None where it has no price.
+
+    >>> price_of({"v5e": 1.2, "*": 3.0}, "v5e"), price_of({"v5e": 1.2}, "v6e")
+    (1.2, None)
+    """
     return prices.get(chip, prices.get(chip.lower(), prices.get(ANY_CHIP)))
 
 
 def dollars_per_million_tokens(price_per_chip_hour: float, tokens_per_s_per_chip: float) -> float:
-    """Return the dollars that a million tokens cost on chips at this price per hour.
+    """Return the dollars of a million tokens: price / 3600 / (tokens/s per chip) x 1e6.
 
     >>> round(dollars_per_million_tokens(1.2, 1000.0), 4)
     0.3333

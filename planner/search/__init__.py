@@ -1,1 +1,1 @@
-"""The best layouts of one slice, proved by exhaustion."""
+"""Search the layouts of one slice, and prove the best ones by exhaustion."""

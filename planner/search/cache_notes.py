@@ -1,4 +1,4 @@
-"""Notes of a plan: what an engineer asks next about its KV cache, answered with the plan's own cost functions."""
+"""Write the note of a plan about copies of its KV cache, computed with the plan's own cost functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONGEST_CONTEXT = 1 << 22
 
 @dataclass(frozen=True)
 class _Study:
-    """A problem that can be posed again at other contexts."""
+    """Hold a problem that can be posed again at other contexts."""
 
     problem: Problem
     model: Model
@@ -56,54 +56,56 @@ class _Study:
 
 
 def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], choice: Choice, plan: Plan) -> str | None:
-    """Return whether copies of the cache pay, and from which context on they do not; None for prefill or one device."""
+    """Return a note on whether copies of the KV cache pay, and up to which context; None for prefill or one device."""
     if plan.phase != "decode" or plan.devices == 1:
         return None
     study = _Study(problem, model, programs, plan.batch)
     copies = cache_copies(plan)
-    own = (choice, from_choice(choice, problem))
+    chosen = (choice, from_choice(choice, problem))
     if copies > 1:
-        return _note_of_copies(study, plan, own, copies)
-    return _note_of_one_copy(study, plan, own)
+        return _note_of_copies(study, plan, chosen, copies)
+    return _note_of_one_copy(study, plan, chosen)
 
 
-def _note_of_copies(study: _Study, plan: Plan, own: tuple[Choice, BoundLayout], copies: int) -> str:
-    says = f"KV cache: each entry is held on {copies} devices"
+def _note_of_copies(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout], copies: int) -> str:
+    """Return the note of a layout with copies: the best layout without them, and where it becomes faster."""
+    note = f"KV cache: each entry is held on {copies} devices"
     other = study.best(plan.context, fixed=True)
     if other is None:
-        return f"{says}; no layout that holds it once fits"
+        return f"{note}; no layout that holds it once fits"
     slower = other[0].step_s / plan.cost.step_s - 1
-    switch = _switch(study, own, other, plan.context, LONGEST_CONTEXT)
+    switch = _switch(study, chosen, other, plan.context, LONGEST_CONTEXT)
     until = f"from context {switch} on it is the faster one" if switch else "it stays slower at any context that fits"
-    return f"{says}; the best layout that holds it once is {slower:.2%} slower here: {until}"
+    return f"{note}; the best layout that holds it once is {slower:.2%} slower here: {until}"
 
 
-def _note_of_one_copy(study: _Study, plan: Plan, own: tuple[Choice, BoundLayout]) -> str:
-    says = "KV cache: no entry is held twice"
+def _note_of_one_copy(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout]) -> str:
+    """Return the note of a layout without copies: the context below which copies are faster."""
+    note = "KV cache: no entry is held twice"
     short = study.best(SHORT_CONTEXT) if plan.context > SHORT_CONTEXT else None
     if short is None:
-        return says
+        return note
     copies = cache_copies(study.price(short[1], short[0].padded_batch, SHORT_CONTEXT))
-    switch = _switch(study, short, own, SHORT_CONTEXT, plan.context) if copies > 1 else None
+    switch = _switch(study, short, chosen, SHORT_CONTEXT, plan.context) if copies > 1 else None
     if not switch:
-        return f"{says}, and at batch {plan.batch} copies do not pay at any shorter context either"
-    return f"{says}; below context {switch} a layout that holds it on {copies} devices is faster"
+        return f"{note}, and at batch {plan.batch} copies do not pay at any shorter context either"
+    return f"{note}; below context {switch} a layout that holds it on {copies} devices is faster"
 
 
 def _switch(
     study: _Study, copied: tuple[Choice, BoundLayout], single: tuple[Choice, BoundLayout], low: int, high: int
 ) -> int | None:
-    """The least context at which the layout with one copy is the faster of the two; None if there is none."""
+    """Return the least context at which the layout with one copy is the faster of the two, or None."""
 
     def single_wins(context: int) -> bool:
-        one, other = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
-        return one < other
+        single_s, copied_s = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
+        return single_s < copied_s
 
     return _bisect(single_wins, low, high)
 
 
 def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The least value in (low, high] at which `holds`, if it holds at `high` and, once it does, stays so."""
+    """Return the least value in (low, high] at which `holds`; it must hold at `high` and, once it does, stay so."""
     try:
         if not holds(high):
             return None
@@ -116,12 +118,12 @@ def _bisect(holds: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def _without_copies(problem: Problem, parts: tuple[Component, ...]) -> dict[str, dict[int, frozenset[str]]]:
-    """Roles that cut the cache, for every axis of every component that has one."""
-    fixed = {name: dict(axes) for name, axes in problem.fixed.items()}
+    """Return the roles that cut the cache, for every axis of every component that has a cache."""
+    result = {name: dict(axes) for name, axes in problem.fixed.items()}
     for component in parts:
         roles = {b.role_name(axis) for b in component.bodies for t in b.caches for d in t.dims for axis in d.axes}
         if roles:
             for axis in range(len(problem.slice_.axes)):
-                before = fixed.setdefault(component.name, {}).get(axis)
-                fixed[component.name][axis] = frozenset(roles if before is None else roles & before)
-    return fixed
+                before = result.setdefault(component.name, {}).get(axis)
+                result[component.name][axis] = frozenset(roles if before is None else roles & before)
+    return result

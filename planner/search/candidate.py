@@ -1,4 +1,4 @@
-"""Candidates: choices of a search on their slices, ready to be ranked, judged by targets, and priced in full."""
+"""Define candidates: choices of a search on their slices, ready to be ranked, judged by targets and priced in full."""
 
 from __future__ import annotations
 
@@ -18,55 +18,61 @@ from strategies.layout import BoundLayout
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice on a slice. Its figures are what targets are judged by (`planner.query.targets.Figures`)."""
+    """Pair a choice with its slice and problem.
+
+    Its properties are the figures by which targets are judged (`planner.query.targets.Figures`).
+    """
 
     slice_: Slice
     problem: Problem
     choice: Choice
 
     def layout(self) -> BoundLayout:
-        """The layout of the choice."""
+        """Return the layout of the choice, bound to the problem's components."""
         return from_choice(self.choice, self.problem)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
+        """Seconds of one step."""
         return self.choice.step_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds to the first token: a prefill's step; None of a decode step, which has no first token."""
+        """Time to first token (TTFT) in seconds: the step of a prefill, None for a decode step."""
         return self.choice.step_s if self.problem.work.phase == "prefill" else None
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens decoded, or of prompts, per second."""
+        """Tokens per second: decoded ones, or in prefill those of the prompts."""
         work = self.problem.work
         return self.choice.batch * work.tokens_per_sequence / self.choice.step_s
 
     @property
     def chips(self) -> int:
-        """Chips of the slice."""
+        """Number of chips of the slice."""
         return self.slice_.chips
 
     @property
     def tokens_per_s_per_chip(self) -> float:
-        """Tokens decoded, or of prompts, per second and chip of the slice."""
+        """Tokens per second, divided by the number of chips of the slice."""
         return self.tokens_per_s / self.slice_.chips
 
     def dollars(self, prices: Prices) -> float | None:
-        """Dollars per million tokens; None where the slice's chip has no price."""
+        """Return dollars per million tokens, or None where the slice's chip has no price."""
         price = price_of(prices, self.slice_.chip.name)
         return None if price is None else dollars_per_million_tokens(price, self.tokens_per_s_per_chip)
 
     def merits(self, prices: Prices) -> Merits:
-        """Return the values that an objective ranks the candidate by."""
+        """Return the numbers by which an objective ranks the candidate; without a price the cost is infinite."""
         dollars = self.dollars(prices)
         return Merits(self.choice.step_s, self.tokens_per_s_per_chip, inf if dollars is None else dollars)
 
 
 def problem_of(query: Query, slice_: Slice) -> Problem:
-    """The problem of a slice; with automatic batches, powers of two and the largest that fits."""
+    """Return the problem of a slice, with its batches chosen where the query asks for automatic ones.
+
+    Automatic batches are the powers of two up to the largest batch that fits, and that batch.
+    """
     if not query.auto:
         return make_problem(query, slice_)
     largest = largest_batch(query, slice_) or 1
@@ -75,7 +81,10 @@ def problem_of(query: Query, slice_: Slice) -> Problem:
 
 
 def price_candidate(candidate: Candidate, query: Query) -> Plan:
-    """The plan of a candidate, priced step by step; fails loudly where the search's tables said otherwise."""
+    """Return the plan of a candidate, priced step by step with the plain cost function.
+
+    Raises `RuntimeError` where its seconds or bytes differ from those of the search's tables by more than 1e-9.
+    """
     choice, problem = candidate.choice, candidate.problem
     plan = price_layout(
         candidate.layout(),
@@ -86,10 +95,10 @@ def price_candidate(candidate: Candidate, query: Query) -> Plan:
         choice.padded_batch,
         problem.fast,
     )
-    for name, searched, priced in (
+    for name, plain, searched in (
         ("step_s", plan.cost.step_s, choice.step_s),
         ("total_bytes", plan.memory.total_bytes, choice.total_bytes),
     ):
-        if abs(searched - priced) > 1e-9 * max(searched, priced):
-            raise RuntimeError(f"the search priced {name} at {priced}, the plain cost function at {searched}: {choice}")
+        if abs(plain - searched) > 1e-9 * max(plain, searched):
+            raise RuntimeError(f"the search priced {name} at {searched}, the plain cost function at {plain}: {choice}")
     return plan

@@ -1,15 +1,17 @@
-"""One component on one mesh: its priced assignments, grouped by how they meet the residual stream.
+"""Hold the priced assignments of one component on one mesh, grouped by how they meet the residual stream.
 
-The reshard's price depends only on what each mesh axis cuts in the body's input and does to its output (the
-*boundary*). So assignments with one boundary share their reshard, and only the best of each boundary is of interest.
+The price of a reshard depends only on the component's *boundary*: the dim that each mesh axis cuts in the body's
+input, and its effect on the body's output. So assignments with one boundary share their reshards, and only the
+best of each boundary are of interest.
 
-Hops and launches hide while weights are read ahead (`strategies.readers.overlap`), those of the reshard like those of
-the body: with T, w, s a body's seconds, its hops and launches, and its room, and G, v those of its reshard, both
-together take
+Hops and launches hide while weights are read ahead (`strategies.readers.overlap`), both those of the body and those of
+its reshards. Let T, w and s be the body's seconds, its hops and launches, and the time it can hide, and G and v the
+reshards' seconds and their hops and launches. Body and reshards then take
 
     T + G - min(w + v, s)  =  max((T - w) + (G - v), (T - s) + G)
 
-the larger of two sums of the body's and the reshard's own terms, `hops_hidden_s` and `reads_full_s`.
+This is the larger of two sums, each of one term of the body and one of the reshards: `hops_hidden_s` (T - w and G - v)
+and `reads_full_s` (T - s and G).
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ GIVE = {code: i for i, code in enumerate(GIVEN)}
 
 @dataclass
 class ComponentRows:
-    """Rows of every body of a component, as flat arrays; `boundary`: a number per row, `columns`: of the tables."""
+    """Hold the rows (assignments) of every body of a component as flat arrays.
+
+    A column is a (batch, padded batch) pair. `table_of` and `row_of` [rows] locate a row in `tables`; `hops_hidden_s`,
+    `reads_full_s` and `stored_bytes` [rows, columns] are of one layer's seconds and all layers' bytes per device, with
+    infinite seconds where a row cannot run. `boundary` [rows] numbers the boundaries, whose codes per mesh axis are
+    `reads` and `gives` [boundaries, axes]. `columns` are the columns' numbers in the tables; `fronts` caches the Pareto
+    fronts of `planner.search.mesh_search`.
+    """
 
     component: Component
     tables: Sequence[PriceTable]
@@ -51,38 +60,40 @@ class ComponentRows:
 
     @cached_property
     def possible(self) -> NDArray[np.bool_]:
-        """[rows, columns]: whether an assignment runs a batch."""
+        """Mark [rows, columns] the assignments that can run a batch."""
         return np.isfinite(self.reads_full_s)
 
     @cached_property
     def peak_bytes(self) -> Floats:
-        """[rows, columns]: the most bytes of activations that live at once; found when first asked for."""
-        peaks = np.empty(self.reads_full_s.shape)
+        """Largest bytes of activations alive at once [rows, columns]; computed on first use."""
+        result = np.empty(self.reads_full_s.shape)
         for number, table in enumerate(self.tables):
             rows = np.flatnonzero(self.table_of == number)
-            peaks[rows] = table.peak_bytes(self.row_of[rows], self.columns)
-        return peaks
+            result[rows] = table.peak_bytes(self.row_of[rows], self.columns)
+        return result
 
     @cached_property
-    def least(self) -> tuple[Floats, Floats]:
-        """[boundaries, columns]: the least early and late seconds of one layer, without reshards."""
+    def least_seconds(self) -> tuple[Floats, Floats]:
+        """Least `hops_hidden_s` and `reads_full_s` of one layer [boundaries, columns], without reshards."""
         order = np.argsort(self.boundary, kind="stable")
         starts = np.searchsorted(self.boundary[order], np.arange(len(self.reads)))
-        early, late = (np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s))
-        return early, late
+        hops_hidden_s, reads_full_s = (
+            np.minimum.reduceat(s[order], starts, axis=0) for s in (self.hops_hidden_s, self.reads_full_s)
+        )
+        return hops_hidden_s, reads_full_s
 
     @cached_property
     def least_reads_full_s(self) -> Floats:
-        """[columns]: the least late seconds of one layer."""
+        """Least `reads_full_s` of one layer [columns]."""
         return np.asarray(self.reads_full_s.min(axis=0))
 
     def pick(self, row: int) -> Pick:
-        """Return the component's body and roles in a row."""
+        """Return the body and the program axes of a row."""
         table = self.tables[self.table_of[row]]
         return Pick(self.component.name, table.body.name, tuple(table.choices[c] for c in table.rows[self.row_of[row]]))
 
     def take(self, rows: Ints, columns: Ints) -> ComponentRows:
-        """These rows and columns only."""
+        """Return these rows and columns only, with the boundaries numbered anew."""
         boundaries, boundary = np.unique(self.boundary[rows], return_inverse=True)
         taken = ComponentRows(
             self.component,
@@ -103,7 +114,7 @@ class ComponentRows:
 
 
 def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | None:
-    """Flatten the tables of a component's bodies; None where no assignment is possible."""
+    """Flatten the tables of a component's bodies; return None where no assignment is possible."""
     boundaries, rows, numbers = [], [], []
     for number, table in enumerate(tables):
         reads = np.array([READ[table.body.reads(a)] for a in table.choices])[table.rows]
@@ -111,11 +122,11 @@ def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | 
         boundaries.append(np.concatenate([reads, gives], axis=1))
         rows.append(np.arange(len(table.rows)))
         numbers.append(np.full(len(table.rows), number))
-    boundary = np.concatenate(boundaries)
-    if not len(boundary):
+    all_boundaries = np.concatenate(boundaries)
+    if not len(all_boundaries):
         return None
-    unique, inverse = unique_rows(boundary)
-    axes = boundary.shape[1] // 2
+    unique, inverse = unique_rows(all_boundaries)
+    axes = all_boundaries.shape[1] // 2
     runs = [t.ok & np.isfinite(t.step_s) for t in tables]
     waits, spares = ([getattr(t, name) for t in tables] for name in ("wait_s", "spare_s"))
     return ComponentRows(
@@ -133,25 +144,26 @@ def join(component: Component, tables: Sequence[PriceTable]) -> ComponentRows | 
     )
 
 
-def _less(seconds: Floats, hidden: Floats, possible: NDArray[np.bool_]) -> Floats:
-    return np.asarray(np.subtract(seconds, hidden, out=np.full(possible.shape, np.inf), where=possible))
+def _less(seconds: Floats, hidden_s: Floats, possible: NDArray[np.bool_]) -> Floats:
+    """Return `seconds` minus `hidden_s`, and infinity where an assignment is not possible."""
+    return np.asarray(np.subtract(seconds, hidden_s, out=np.full(possible.shape, np.inf), where=possible))
 
 
-def unique_rows(boundary: Ints) -> tuple[Ints, Ints]:
-    """The different rows of codes, and which of them each row is."""
-    codes = boundary @ (5 ** np.arange(boundary.shape[1], dtype=np.int64))
+def unique_rows(boundaries: Ints) -> tuple[Ints, Ints]:
+    """Return the different rows of an array of codes [rows, axes] below 5, and the number of each row among them."""
+    codes = boundaries @ (5 ** np.arange(boundaries.shape[1], dtype=np.int64))
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    return boundary[first], inverse.reshape(-1)
+    return boundaries[first], inverse.reshape(-1)
 
 
-def prefix_masks(joined: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
-    """[boundaries, residuals]: sets of axes that must be prefixes of the residual's order.
+def prefix_masks(component_rows: ComponentRows, cuts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return three arrays [boundaries, residuals] of bit masks: sets of axes that must be prefixes of the order.
 
     They are the axes kept on entry, those kept on exit, and those kept or sliced on exit.
     """
     bits = 1 << np.arange(cuts.shape[1], dtype=np.int64)
     cut = (cuts != READ["-"])[None]
-    reads, gives = joined.reads[:, None, :], joined.gives[:, None, :]
+    reads, gives = component_rows.reads[:, None, :], component_rows.gives[:, None, :]
     codes = np.array([READ.get(code, -1) for code in GIVEN])
     return (
         (((reads == cuts[None]) & cut) * bits).sum(-1),

@@ -1,4 +1,4 @@
-"""The board: all components of one mesh side by side, joined under each state of the residual stream."""
+"""Search one mesh: all components side by side, joined under each state of the residual stream."""
 
 from __future__ import annotations
 
@@ -20,223 +20,251 @@ from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 
 class MeshSearch:
-    """All components of one mesh side by side."""
+    """Hold all components of one mesh, and find the best combinations of their rows.
+
+    `pairs` are the (batch, padded batch) columns, `batches` [1, columns] their padded batches. `state` has the states
+    of the residual stream; `residual_bytes` [residuals, columns] includes the norms' vectors. Reshards are priced on
+    first use, unless they are passed.
+    """
 
     def __init__(
         self,
         problem: Problem,
         mesh: Mesh,
-        joined: Sequence[ComponentRows],
+        components: Sequence[ComponentRows],
         state: States,
         rates: Rates,
         batches: Ints,
         pairs: Sequence[tuple[int, int]],
         reshards: tuple[list[ReshardCosts], int] | None = None,
     ) -> None:
-        self.problem, self.mesh, self.joined, self.state, self.pairs = problem, mesh, joined, state, pairs
+        self.problem, self.mesh, self.components, self.state, self.pairs = problem, mesh, components, state, pairs
         self.rates, self.batches, self._given = rates, batches, reshards
         self._masks: dict[tuple[int, int], list[Ints]] = {}
-        norms = norm_bytes([j.component for j in joined], problem.work, problem.fast)
-        self.main = sum(j.component.kind != "vocab" for j in joined)
+        norms = norm_bytes([j.component for j in components], problem.work, problem.fast)
+        self.main = sum(j.component.kind != "vocab" for j in components)
         self.residual_bytes = residual_bytes(problem, state, rates, batches) + norms
 
     @cached_property
     def _priced_reshards(self) -> tuple[list[ReshardCosts], int]:
+        """Reshards of each component, and the number of programs priced for them."""
         phase, fast = self.problem.work.phase, self.problem.fast
-        return self._given or price_reshards(self.joined, self.state, phase, self.rates, fast, self.batches)
+        return self._given or price_reshards(self.components, self.state, phase, self.rates, fast, self.batches)
 
     @property
     def reshards(self) -> list[ReshardCosts]:
-        """The reshard of each component."""
+        """Reshard costs of each component."""
         return self._priced_reshards[0]
 
     @property
     def evaluations(self) -> int:
-        """Return how many reshard programs were priced."""
+        """Number of reshard programs that were priced."""
         return self._priced_reshards[1]
 
     @cached_property
-    def residual_least(self) -> Floats:
-        """[residuals, columns]: the sum of the components' least seconds, in whatever order of the residual's axes."""
-        of = zip(self.joined, self.reshards, strict=True)
-        return np.asarray(sum(reshards.least(joined) * joined.component.times for joined, reshards in of))
+    def residual_least_s(self) -> Floats:
+        """Sum of the components' least seconds [residuals, columns], in any order of the residual's axes."""
+        pairs = zip(self.components, self.reshards, strict=True)
+        return np.asarray(
+            sum(
+                reshards.least_seconds(component_rows) * component_rows.component.times
+                for component_rows, reshards in pairs
+            )
+        )
 
     def _states_of(self, residual: int, column: int) -> list[tuple[float, int]]:
-        """Every state of a residual with the sum of the components' least seconds in it."""
-        which = np.flatnonzero(self.state.residual == residual)
-        total = np.zeros(len(which))
-        for i, joined in enumerate(self.joined):
-            early, late = joined.least
-            hops_hidden_s, reads_full_s = self.reshards[i].of(residual, column)
+        """Return every state of a residual with the sum of the components' least seconds in it."""
+        state_numbers = np.flatnonzero(self.state.residual == residual)
+        total = np.zeros(len(state_numbers))
+        for i, component_rows in enumerate(self.components):
+            early, late = component_rows.least_seconds
+            hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
             seconds = np.maximum(early[:, column] + hops_hidden_s, late[:, column] + reads_full_s)
-            allowed = self._allowed(i, residual, self.state.prefixes[which])
-            total += joined.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
-        return list(zip(total.tolist(), which.tolist(), strict=True))
+            allowed = self._allowed(i, residual, self.state.prefixes[state_numbers])
+            total += component_rows.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
+        return list(zip(total.tolist(), state_numbers.tolist(), strict=True))
 
     def candidates(self) -> int:
-        """Return how many layouts the tables cover: all combinations of assignments, batches and residuals."""
-        per_column = [prod(int(j.possible[:, c].sum()) for j in self.joined) for c in range(len(self.pairs))]
+        """Return the number of layouts covered: combinations of possible assignments, batches and residuals."""
+        per_column = [prod(int(j.possible[:, c].sum()) for j in self.components) for c in range(len(self.pairs))]
         return sum(per_column) * len(self.state.cuts)
 
     def allowed(self, i: int, state: int) -> Flags:
-        """[boundaries]: whether the axes that a boundary of component i keeps are prefixes of the state's order."""
+        """Return, [boundaries], whether the axes that component i keeps are prefixes of the state's order."""
         return np.asarray(self._allowed(i, int(self.state.residual[state]), self.state.prefixes[state : state + 1])[0])
 
     def seconds(self, i: int, rows: Ints, residual: int, column: int) -> Floats:
-        """[rows]: seconds of all layers of component i under a residual, its reshards included; inf where none runs."""
-        joined, boundary = self.joined[i], self.joined[i].boundary[rows]
-        hops_hidden_s, reads_full_s = self.reshards[i].of(residual, column)
-        late = joined.reads_full_s[rows, column] + reads_full_s[boundary]
-        seconds = np.maximum(joined.hops_hidden_s[rows, column] + hops_hidden_s[boundary], late)
-        return joined.component.times * np.where(np.isfinite(late), seconds, np.inf)
+        """Return the seconds [rows] of all layers of component i under a residual, with its reshards.
+
+        They are infinite where a row cannot run.
+        """
+        component_rows, boundary = self.components[i], self.components[i].boundary[rows]
+        hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
+        late = component_rows.reads_full_s[rows, column] + reads_full_s[boundary]
+        seconds = np.maximum(component_rows.hops_hidden_s[rows, column] + hops_hidden_s[boundary], late)
+        return component_rows.component.times * np.where(np.isfinite(late), seconds, np.inf)
 
     def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
-        """Return the options of component i in a state: those of these rows that run in it."""
-        joined = self.joined[i]
-        rows = rows[self.allowed(i, state)[joined.boundary[rows]]]
+        """Return the rows, of these rows of component i, that run in a state."""
+        component_rows = self.components[i]
+        rows = rows[self.allowed(i, state)[component_rows.boundary[rows]]]
         seconds = self.seconds(i, rows, int(self.state.residual[state]), column)
-        kept = np.isfinite(seconds)
-        rows = rows[kept]
-        return StateRows(rows, seconds[kept], joined.stored_bytes[rows, column], joined.peak_bytes[rows, column])
+        finite = np.isfinite(seconds)
+        rows = rows[finite]
+        return StateRows(
+            rows, seconds[finite], component_rows.stored_bytes[rows, column], component_rows.peak_bytes[rows, column]
+        )
 
     def _allowed(self, i: int, residual: int, prefixes: Flags) -> Flags:
-        """[states of the residual, boundaries]: whether a boundary's kept axes are prefixes."""
+        """Return, [states of the residual, boundaries], whether the kept axes are prefixes."""
         if (i, residual) not in self._masks:
-            masks = prefix_masks(self.joined[i], self.state.cuts[residual : residual + 1])
+            masks = prefix_masks(self.components[i], self.state.cuts[residual : residual + 1])
             self._masks[i, residual] = [mask[:, 0] for mask in masks]
         return np.asarray(np.logical_and.reduce([prefixes[:, mask] for mask in self._masks[i, residual]]))
 
     @cached_property
     def least_stored_bytes(self) -> Floats:
-        """[columns]: the least memory of any layout without what lives only for a while in a component."""
-        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in self.joined)
+        """Least bytes [columns] of any layout, without the temporaries inside a component."""
+        stored = sum(np.where(j.possible, j.stored_bytes, np.inf).min(axis=0) for j in self.components)
         return np.asarray(stored + self.residual_bytes.min(axis=0))
 
     def least_bytes(self, columns: Sequence[int]) -> list[float]:
-        """The least memory of any layout of these batches."""
-        which: Ints = np.array(columns, dtype=np.int64)
-        if not len(which):
+        """Return the least bytes per device of any layout at these columns."""
+        selected: Ints = np.array(columns, dtype=np.int64)
+        if not len(selected):
             return []
-        every = len(which) == len(self.pairs)
-        some = [j if every else j.take(np.arange(len(j.row_of)), which) for j in self.joined]
-        peak = np.max([np.where(j.possible, j.peak_bytes, np.inf).min(axis=0) for j in some], axis=0)
-        least: list[float] = (self.least_stored_bytes[which] + peak).tolist()
+        every_column = len(selected) == len(self.pairs)
+        components = [j if every_column else j.take(np.arange(len(j.row_of)), selected) for j in self.components]
+        peak = np.max([np.where(j.possible, j.peak_bytes, np.inf).min(axis=0) for j in components], axis=0)
+        least: list[float] = (self.least_stored_bytes[selected] + peak).tolist()
         return least
 
-    def over_memory(self, column: int, result: SearchResult) -> None:
-        """Count assignments that need more than the usable HBM even with the least of everything else."""
+    def count_over_memory(self, column: int, result: SearchResult) -> None:
+        """Count the assignments that exceed the usable HBM even with the least bytes of all else."""
         usable = self.problem.usable_bytes
-        possible = [j.possible[:, column] for j in self.joined]
-        least = [
+        possible = [j.possible[:, column] for j in self.components]
+        stored_bytes = [
             float(np.where(p, j.stored_bytes[:, column], np.inf).min())
-            for j, p in zip(self.joined, possible, strict=True)
+            for j, p in zip(self.components, possible, strict=True)
         ]
-        for joined, ok, own in zip(self.joined, possible, least, strict=True):
-            needs = sum(least) - own + joined.stored_bytes[:, column]
-            over = ok & (needs > usable)
+        for component_rows, runs, own_bytes in zip(self.components, possible, stored_bytes, strict=True):
+            total_bytes = sum(stored_bytes) - own_bytes + component_rows.stored_bytes[:, column]
+            over = runs & (total_bytes > usable)
             if over.any():
-                example = {"bytes": float(needs[over].min()), "usable": usable, "batch": float(self.pairs[column][0])}
-                result.reject(joined.component.name, OVER_MEMORY, int(over.sum()), example)
+                example = {
+                    "bytes": float(total_bytes[over].min()),
+                    "usable": usable,
+                    "batch": float(self.pairs[column][0]),
+                }
+                result.reject(component_rows.component.name, OVER_MEMORY, int(over.sum()), example)
 
-    def best(self, column: int, top: int, into: list[Choice]) -> None:
-        """Add the best `top` distinct choices of a column, which some layout fits, to `into`."""
-        keep: dict[object, Choice] = {layout_key(c, self.problem): c for c in into}
-        for least_s, state in self.in_order(column):
-            worst = worst_of(keep.values(), top)
+    def best(self, column: int, top: int, choices: list[Choice]) -> None:
+        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order."""
+        best_of_layout: dict[object, Choice] = {layout_key(c, self.problem): c for c in choices}
+        for least_s, state in self.states_in_order(column):
+            worst = worst_of(best_of_layout.values(), top)
             if least_s > worst:
                 break
             for choice in self._state(state, column, top, worst):
                 key = layout_key(choice, self.problem)
-                if key not in keep or order_key(choice) < order_key(keep[key]):
-                    keep[key] = choice
-        into[:] = sorted(keep.values(), key=order_key)[:top]
+                if key not in best_of_layout or order_key(choice) < order_key(best_of_layout[key]):
+                    best_of_layout[key] = choice
+        choices[:] = sorted(best_of_layout.values(), key=order_key)[:top]
 
-    def in_order(self, column: int) -> Iterator[tuple[float, int]]:
-        """The possible states by the sum of the components' least seconds in them, which is yielded, too.
+    def states_in_order(self, column: int) -> Iterator[tuple[float, int]]:
+        """Yield the possible states and, before each, the sum of the components' least seconds in it.
 
-        Residuals whose own, lower sum does not come up yet are left alone: most are never looked into.
+        The order is by that sum. A residual's states are enumerated only once its own, lower sum is reached, which most
+        never are.
         """
-        waiting = [(seconds, -1, residual) for residual, seconds in enumerate(self.residual_least[:, column].tolist())]
-        heapify(waiting)
-        while waiting and waiting[0][0] < np.inf:
-            seconds, state, residual = heappop(waiting)
+        heap = [(seconds, -1, residual) for residual, seconds in enumerate(self.residual_least_s[:, column].tolist())]
+        heapify(heap)
+        while heap and heap[0][0] < np.inf:
+            seconds, state, residual = heappop(heap)
             if state >= 0:
                 yield seconds, state
             else:
-                for total, one in self._states_of(residual, column):
-                    heappush(waiting, (total, one, residual))
+                for total, number in self._states_of(residual, column):
+                    heappush(heap, (total, number, residual))
 
     def _state(self, state: int, column: int, top: int, worst: float) -> list[Choice]:
-        """The best layouts of a state that take no longer than `worst` and fit."""
+        """Return the best layouts of a state that take at most `worst` seconds and fit."""
         residual = int(self.state.residual[state])
         usable = self.problem.usable_bytes - self.residual_bytes[residual, column]
-        options = [self._options(i, state, column, top) for i in range(len(self.joined))]
+        options = [self._options(i, state, column, top) for i in range(len(self.components))]
         if any(not len(o.row) for o in options):
             return []
-        joint = join_all(options, worst, usable, top * self._room())
-        fits = np.flatnonzero(joint.stored + joint.peak <= usable)
-        ranked = fits[np.argsort(joint.seconds[fits], kind="stable")]
-        _, first = np.unique(joint.row[ranked][:, : self.main], axis=0, return_index=True)  # the vocabulary is last
+        combinations = join_all(options, worst, usable, top * self._room())
+        fits = np.flatnonzero(combinations.stored + combinations.peak <= usable)
+        ranked = fits[np.argsort(combinations.seconds[fits], kind="stable")]
+        _, first = np.unique(
+            combinations.row[ranked][:, : self.main], axis=0, return_index=True
+        )  # the vocabulary is the last component
         chosen = ranked[np.sort(first)][: top * self._room()]
-        total = joint.stored + joint.peak + self.residual_bytes[residual, column]
+        total = combinations.stored + combinations.peak + self.residual_bytes[residual, column]
         return [
-            self.choice(state, column, joint.row[c].tolist(), float(joint.seconds[c]), float(total[c])) for c in chosen
+            self.choice(state, column, combinations.row[c].tolist(), float(combinations.seconds[c]), float(total[c]))
+            for c in chosen
         ]
 
     def _room(self) -> int:
+        """Return the number of equivalent combinations to allow for each distinct layout."""
         return 2 * symmetries(self.problem.slice_)
 
     def _options(self, i: int, state: int, column: int, top: int) -> StateRows:
-        """Rows of component i worth joining in a state."""
-        vocabulary = self.joined[i].component.kind == "vocab"
+        """Return the rows of component i that are worth joining in a state."""
+        vocabulary = self.components[i].component.kind == "vocab"
         rows = self._front_rows(i, column, 1 if vocabulary or top == 1 else top * self._room())
         return self.options(i, rows, state, column)
 
     def _front_rows(self, i: int, column: int, top: int) -> Ints:
-        """Return, for every boundary, the rows that fewer than `top` others of it beat."""
-        joined = self.joined[i]
-        if (column, top) not in joined.fronts:
+        """Return the rows of every boundary that fewer than `top` others of the boundary dominate."""
+        component_rows = self.components[i]
+        if (column, top) not in component_rows.fronts:
             rows = np.flatnonzero(
-                joined.possible[:, column] & (joined.stored_bytes[:, column] <= self.problem.usable_bytes)
+                component_rows.possible[:, column]
+                & (component_rows.stored_bytes[:, column] <= self.problem.usable_bytes)
             )
-            peak = np.maximum(joined.peak_bytes[rows, column], self._others_peak(i, column))
-            options = StateRows(rows, joined.reads_full_s[rows, column], joined.stored_bytes[rows, column], peak)
+            peak = np.maximum(component_rows.peak_bytes[rows, column], self._others_peak(i, column))
+            options = StateRows(
+                rows, component_rows.reads_full_s[rows, column], component_rows.stored_bytes[rows, column], peak
+            )
             safe = self._safe_bytes(i, column)
-            front = options.front(top, joined.boundary[rows], safe, joined.hops_hidden_s[rows, column])
-            joined.fronts[column, top] = front.row
-        return joined.fronts[column, top]
+            front = options.front(top, component_rows.boundary[rows], safe, component_rows.hops_hidden_s[rows, column])
+            component_rows.fronts[column, top] = front.row
+        return component_rows.fronts[column, top]
 
     @cached_property
     def _extremes(self) -> list[tuple[Floats, Floats, Floats]]:
-        """Return for each component, [columns] each: the least and the largest working set, the most stored bytes."""
+        """Least and largest working set and most stored bytes of any row, per component, [columns] each."""
         extremes = []
-        for joined in self.joined:
-            peak, possible = joined.peak_bytes, joined.possible
-            stored = np.where(possible, joined.stored_bytes, 0.0).max(axis=0)
+        for component_rows in self.components:
+            peak, possible = component_rows.peak_bytes, component_rows.possible
+            stored = np.where(possible, component_rows.stored_bytes, 0.0).max(axis=0)
             least = np.where(possible, peak, np.inf).min(axis=0)
             extremes.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
         return extremes
 
     def _others_peak(self, i: int, column: int) -> float:
-        """The least working set that some component other than i has; a smaller one of i saves nothing."""
+        """Return the largest of the other components' least working sets; a smaller one of i saves nothing."""
         least = (float(least[column]) for n, (least, _, _) in enumerate(self._extremes) if n != i)
         return max(least, default=0.0)
 
     def _safe_bytes(self, i: int, column: int) -> float:
-        """A row of component i that stores no more fits with whatever rows of the others, in any state."""
+        """Return the stored bytes with which a row of component i fits beside any rows of the others."""
         peak = max(float(peak[column]) for _, peak, _ in self._extremes)
         others = sum(float(stored[column]) for n, (_, _, stored) in enumerate(self._extremes) if n != i)
         return self.problem.usable_bytes - peak - float(self.residual_bytes[:, column].max()) - others
 
     def choice(self, state: int, column: int, rows: Sequence[int], step_s: float, total_bytes: float) -> Choice:
-        """The choice of one row of each component in a state."""
-        picks = tuple(joined.pick(row) for joined, row in zip(self.joined, rows, strict=True))
+        """Return the choice of one row of each component in a state."""
+        picks = tuple(component_rows.pick(row) for component_rows, row in zip(self.components, rows, strict=True))
         residual = tuple(CODES[c] for c in self.state.cuts[self.state.residual[state]])
         return Choice(self.mesh, residual, picks, *self.pairs[column], step_s, total_bytes)
 
 
 def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints) -> Floats:
-    """[residuals, columns]: the residual stream and the update that is added to it."""
+    """Return the bytes per device [residuals, columns] of the residual stream and the update added to it."""
     bits = 1 << np.arange(state.cuts.shape[1])
     ways = rates.n[((state.cuts != CODES.index("-")) * bits).sum(axis=1)][:, None]
     tokens = batches * problem.work.tokens_per_sequence
@@ -245,6 +273,9 @@ def residual_bytes(problem: Problem, state: States, rates: Rates, batches: Ints)
 
 
 def worst_of(choices: Iterable[Choice], top: int) -> float:
-    """The seconds that a further choice must not exceed (ties count) to be among the best `top`."""
+    """Return the seconds that a further choice may take at most (ties count) to be among the best `top`.
+
+    The result is infinite while there are fewer than `top` choices.
+    """
     seconds = sorted(c.step_s for c in choices)
     return seconds[top - 1] * (1 + 1e-12) if len(seconds) >= top else np.inf

@@ -1,5 +1,6 @@
-"""Values of the search: the problem that a query is on one slice, a choice, what was found; when two choices are one
-layout, and how ties break.
+"""Define the values of the search: its problem on one slice, a choice, and the result.
+
+`order_key` and `layout_key` say how ties break and when two choices count as one layout.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ OVER_MEMORY = "needs more than the usable HBM, even with the least of everything
 
 @dataclass(frozen=True)
 class Pick:
-    """The choice for one component: the body's name and the program axis of each piece of the mesh."""
+    """Name what one component does: the name of its body, and the program axis that each piece of the mesh carries.
+
+    `axes` has one entry per piece of the mesh, in the order of `Choice.mesh`; `IDLE` (`-`) is a piece without a role.
+    """
 
     component: str
     body: str
@@ -29,7 +33,12 @@ class Pick:
 
 @dataclass(frozen=True)
 class Choice:
-    """One layout as the search sees it: mesh, residual, a pick per component, and what the tables say it costs."""
+    """Describe one layout as the search sees it: mesh, residual, one pick per component, and its cost.
+
+    `residual` has one code per piece of the mesh: the dim of the residual stream that it cuts (`D`, `B`, `T`) or `-`.
+    `step_s` is the estimate of one step in seconds, `total_bytes` the memory of one device; both come from the tables.
+    `padded_batch` is the batch that runs, at least `batch`.
+    """
 
     mesh: Mesh
     residual: tuple[str, ...]
@@ -42,9 +51,11 @@ class Choice:
 
 @dataclass
 class SearchResult:
-    """The result of searching one slice: the best choices of each batch, and the assignments that were ruled out.
+    """Hold the result of searching one slice: the best choices of every batch, and the assignments that were excluded.
 
-    `least_bytes`: where no batch has a choice, the least memory of any layout of each.
+    `choices` lists per batch the best choices first. `rejected` maps (component, reason) to a count and the numbers of
+    one example. `least_bytes` has, where no batch has a choice, the least bytes per device of any layout of each batch.
+    `candidates` counts the layouts that the tables cover, `evaluations` the programs that were priced.
     """
 
     choices: dict[int, list[Choice]] = field(default_factory=dict)
@@ -55,16 +66,18 @@ class SearchResult:
     interrupted: bool = False
 
     def reject(self, component: str, reason: str, count: int, example: dict[str, float]) -> None:
-        """Count assignments that a reason rules out; keep the first example."""
+        """Count assignments that a reason excludes, and keep the first example."""
         before, first = self.rejected.get((component, reason), (0, example))
         self.rejected[component, reason] = (before + count, first)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One slice, its workload, and the components to lay out; `fixed` limits roles per component and axis.
+    """Describe the search problem of one slice: its workload and the components to lay out.
 
-    `cuts`: which meshes, see `planner.search.meshes`.
+    `fast` has the speeds of the chip at the workload's dtypes, `usable_bytes` the usable HBM of a device. `fixed`
+    limits the roles of a component (by name) on a physical axis (by number). `cuts` selects the meshes, see
+    `planner.search.meshes`.
     """
 
     slice_: Slice
@@ -77,7 +90,10 @@ class Problem:
 
 
 def make_problem(query: Query, slice_: Slice) -> Problem:
-    """The search problem of one slice."""
+    """Return the search problem of one slice.
+
+    Raises `InputError` where the query fixes a component, axis or role that the model or the slice does not have.
+    """
     parts = components(query.model, query.work, query.programs)
     fast = speeds(slice_.chip, query.work.dtypes)
     fixed = _fixed_roles(query.fixed, parts, slice_)
@@ -86,7 +102,10 @@ def make_problem(query: Query, slice_: Slice) -> Problem:
 
 
 def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dict[str, dict[int, frozenset[str]]]:
-    """Roles by component name and physical axis; raises `InputError` on a component, axis or role there is none of."""
+    """Return the fixed roles by component name and physical axis.
+
+    Raises `InputError` on a component, an axis or a role that does not exist.
+    """
     names = {axis.name: i for i, axis in enumerate(slice_.axes) if axis.size > 1}
     result: dict[str, dict[int, frozenset[str]]] = {}
     for kind, axes in fixed.items():
@@ -102,6 +121,7 @@ def _fixed_roles(fixed: Fixed, parts: Sequence[Component], slice_: Slice) -> dic
 
 
 def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
+    """Return the number of a physical axis from its name; raise `InputError` where the slice has no such axis."""
     if axis not in names:
         raise InputError(
             f"fix {kind}={axis}: {slice_.name} has no torus axis '{axis}'; it has {', '.join(names)}", "fix"
@@ -110,23 +130,26 @@ def _axis(axis: str, names: Mapping[str, int], slice_: Slice, kind: str) -> int:
 
 
 def _roles(role: str, component: Component, kind: str, axis: str) -> frozenset[str]:
-    """All roles of that name, or whose cache (or, where there is none, weights) part is it."""
+    """Return the roles with that name, or whose part of the cache (of the weights, where they have none) is `role`."""
     known = {r.name: r for body in component.bodies for r in body.parts[0].program.roles}
-    matches = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
+    matching = {name for name, r in known.items() if role in (name, r.cache or r.weights)}
     if role == IDLE:
-        matches.add(IDLE)
-    if not matches:
+        matching.add(IDLE)
+    if not matching:
         parts = sorted({r.cache or r.weights for r in known.values()})
         raise InputError(
             f"fix {kind}={axis}:{role}: no role '{role}'; expected one of {', '.join(sorted(known))}, or the part "
             f"{', '.join(parts)}",
             "fix",
         )
-    return frozenset(matches)
+    return frozenset(matching)
 
 
 def order_key(choice: Choice) -> tuple[object, ...]:
-    """Ties break on memory, then padding, then names: never on the order of the search."""
+    """Return the sort key of a choice: step seconds (to 12 digits), then bytes, padded batch and names.
+
+    Ties therefore never depend on the order of the search.
+    """
     return (
         float(f"{choice.step_s:.12g}"),
         choice.total_bytes,
@@ -138,10 +161,10 @@ def order_key(choice: Choice) -> tuple[object, ...]:
 
 
 def layout_key(choice: Choice, problem: Problem) -> object:
-    """Return a key that equal layouts share: bodies and roles per physical axis, whichever of equal axes it is.
+    """Return the key under which two choices count as the same layout.
 
-    The vocabulary's layout and the residual are details of a layout: of those that differ only there, the best
-    is shown.
+    It holds the bodies and the roles per physical axis, whichever of several equal axes has them. The layout of the
+    vocabulary and the residual are left out: of choices that differ only there, the best one is shown.
     """
     main = [p for p, c in zip(choice.picks, problem.components, strict=True) if c.kind != "vocab"]
     lines: dict[int, list[tuple[int, int, tuple[str, ...]]]] = {}
@@ -158,7 +181,7 @@ def layout_key(choice: Choice, problem: Problem) -> object:
 
 
 def distinct(choices: list[Choice], problem: Problem, top: int) -> list[Choice]:
-    """The best choice of each layout, and of these the best `top`."""
+    """Return the best choice of each layout, best first, and at most `top` of them."""
     best: dict[object, Choice] = {}
     for choice in sorted(choices, key=order_key):
         best.setdefault(layout_key(choice, problem), choice)

@@ -1,7 +1,8 @@
-"""The costs of reshards: for every boundary of a component, its entry and exit with every residual.
+"""Price the reshards: for every boundary of a component, its entry and exit with every residual.
 
-A reshard program's seconds grow linearly with the batch, where the terms of a collective add up (`Rates.additive`). So
-it is priced at two batches, and what lies between them is interpolated; else it is priced at every batch.
+The seconds of a reshard program grow linearly with the batch where the terms of a collective add up
+(`Rates.additive`). It is then priced at the smallest and the largest batch, and interpolated between them; otherwise
+it is priced at every batch.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from strategies.residual_program import GIVEN
 from strategies.tables.dedup import price_shared
 
 ROWS_AT_ONCE, ROWS_CACHED, CELLS_AT_ONCE = 1 << 20, 1 << 15, 1 << 22
-TOGETHER = 1 << 15
-"""The most rows of reshards that are priced at once for all ends that there may be, so that meshes of equally many axes
-share the classes of their rows."""
+ALL_ENDS_LIMIT = 1 << 15
+"""Up to so many rows of a reshard program are priced at once, and then for all possible ends, so that meshes with
+equally many axes share the arrays that tell their rows apart."""
 
 
 @dataclass(frozen=True)
 class ReshardProgram:
-    """A reshard program by its ends, and the end of each boundary.
+    """Hold the prices of one reshard program by its ends, and the number of the end of each boundary.
 
-    Seconds, and those of hops and launches among them, at the batches that were priced [priced, ends, residuals]; `ok`
-    [columns, ends, residuals]: whether it runs a batch.
+    `step_s` and, of it, `wait_s` of hops and launches are seconds [priced, ends, residuals] at the priced batches. `ok`
+    [columns, ends, residuals] is true where the program can run a batch. `end` [boundaries] numbers the ends.
     """
 
     step_s: Floats
@@ -46,105 +47,123 @@ class ReshardProgram:
 
 @dataclass(frozen=True)
 class ReshardCosts:
-    """Entry and exit of each boundary with each residual; `shares`: [columns, priced]."""
+    """Hold the entry and exit programs of a component's boundaries with each residual.
+
+    `shares` [columns, priced] are the weights with which the priced batches are interpolated.
+    """
 
     programs: tuple[ReshardProgram, ...]
     shares: Floats
 
-    def of(self, residual: int, column: int) -> tuple[Floats, Floats]:
-        """Return seconds [boundaries] with one residual at one batch, without hops and launches, and with them."""
-        early: Number = 0.0
-        late: Number = 0.0
-        for one in self.programs:
-            step_s = self._between(one.step_s[..., residual], column)
-            step_s = np.where(one.ok[column, :, residual], step_s, np.inf)
-            late = late + step_s[one.end]
-            early = early + (step_s - self._between(one.wait_s[..., residual], column))[one.end]
-        return np.asarray(early), np.asarray(late)
+    def seconds(self, residual: int, column: int) -> tuple[Floats, Floats]:
+        """Return `hops_hidden_s` and `reads_full_s` [boundaries] with one residual at one batch.
 
-    def least(self, joined: ComponentRows) -> Floats:
-        """[residuals, columns]: the least seconds of one layer, body and reshard."""
-        early, late = joined.least
-        residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // early.size)
-        least = np.empty((residuals, early.shape[1]))
+        The first leaves out hops and launches. Both are infinite where a boundary cannot meet the residual.
+        """
+        hops_hidden_s: Number = 0.0
+        reads_full_s: Number = 0.0
+        for program in self.programs:
+            step_s = self._interpolate(program.step_s[..., residual], column)
+            step_s = np.where(program.ok[column, :, residual], step_s, np.inf)
+            reads_full_s = reads_full_s + step_s[program.end]
+            hops_hidden_s = (
+                hops_hidden_s + (step_s - self._interpolate(program.wait_s[..., residual], column))[program.end]
+            )
+        return np.asarray(hops_hidden_s), np.asarray(reads_full_s)
+
+    def least_seconds(self, component_rows: ComponentRows) -> Floats:
+        """Return the least seconds of one layer, body and reshards together [residuals, columns]."""
+        body_hops_hidden_s, body_reads_full_s = component_rows.least_seconds
+        residuals, step = self.programs[0].ok.shape[2], max(1, CELLS_AT_ONCE // body_hops_hidden_s.size)
+        result = np.empty((residuals, body_hops_hidden_s.shape[1]))
         for start in range(0, residuals, step):
-            some = slice(start, start + step)
-            step_s, wait_s, ok = self._at(some)
-            for column in range(early.shape[1]):
-                reshard_s = self._between(step_s, column)
-                seconds = reshard_s + late[:, column, None]
-                reshard_s -= self._between(wait_s, column)
-                reshard_s += early[:, column, None]
-                np.maximum(seconds, reshard_s, out=seconds)
-                least[some, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
-        return least
+            chunk = slice(start, start + step)
+            step_s, wait_s, ok = self._on_boundaries(chunk)
+            for column in range(body_hops_hidden_s.shape[1]):
+                total_s = self._interpolate(step_s, column)
+                seconds = total_s + body_reads_full_s[:, column, None]
+                total_s -= self._interpolate(wait_s, column)
+                total_s += body_hops_hidden_s[:, column, None]
+                np.maximum(seconds, total_s, out=seconds)
+                result[chunk, column] = np.where(ok[column], seconds, np.inf).min(axis=0)
+        return result
 
-    def boundaries(self, which: Ints) -> ReshardCosts:
+    def for_boundaries(self, boundaries: Ints) -> ReshardCosts:
         """Return the costs of these boundaries only."""
-        return ReshardCosts(tuple(replace(one, end=one.end[which]) for one in self.programs), self.shares)
+        return ReshardCosts(
+            tuple(replace(program, end=program.end[boundaries]) for program in self.programs), self.shares
+        )
 
     def take(self, residuals: Ints) -> ReshardCosts:
-        """With these residuals only."""
+        """Return the costs with these residuals only."""
         programs = (
-            ReshardProgram(one.step_s[..., residuals], one.wait_s[..., residuals], one.ok[..., residuals], one.end)
-            for one in self.programs
+            ReshardProgram(
+                program.step_s[..., residuals], program.wait_s[..., residuals], program.ok[..., residuals], program.end
+            )
+            for program in self.programs
         )
         return ReshardCosts(tuple(programs), self.shares)
 
-    def _at(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
-        """Return the sums over all programs, [priced or columns, boundaries, residuals]."""
-        every = [
-            tuple(x[:, :, residuals].take(one.end, axis=1) for x in (one.step_s, one.wait_s, one.ok))
-            for one in self.programs
+    def _on_boundaries(self, residuals: slice) -> tuple[Floats, Floats, Flags]:
+        """Return `step_s`, `wait_s` and `ok` of all programs, [priced or columns, boundaries, residuals]."""
+        arrays = [
+            tuple(x[:, :, residuals].take(program.end, axis=1) for x in (program.step_s, program.wait_s, program.ok))
+            for program in self.programs
         ]
-        step_s, wait_s, ok = zip(*every, strict=True)
+        step_s, wait_s, ok = zip(*arrays, strict=True)
         return sum(step_s), sum(wait_s), np.logical_and.reduce(ok)
 
-    def _between(self, values: Floats, column: int) -> Floats:
-        """At one batch, of what was found at the priced ones."""
+    def _interpolate(self, values: Floats, column: int) -> Floats:
+        """Return the value at one batch, interpolated between the priced ones."""
         shares = self.shares[column].tolist()
         return np.asarray(sum(share * value for share, value in zip(shares, values, strict=True) if share))
 
 
 def price_reshards(
-    every: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
+    components: Sequence[ComponentRows], states: States, phase: str, rates: Rates, fast: Speeds, batches: Ints
 ) -> tuple[list[ReshardCosts], int]:
-    """Entry and exit of every boundary of each component with every residual; inf where a dim does not divide.
+    """Price entry and exit of every boundary of each component with every residual.
 
-    Components share most of their reshard: a program is priced once, for all the ends that any of them has. Also
-    returns how many prices that gives, over ends that some boundary has, residuals and batches.
+    Seconds are infinite where a dim does not divide. Components share most of their reshards, so a program is priced
+    once for all the ends that any component has. `batches` has shape [1, columns]. Also returns the number of prices:
+    ends that some boundary has, times residuals and batches.
     """
     wanted: dict[tuple[int, str], tuple[CheckedProgram, list[tuple[int, Ints]]]] = {}
-    for number, joined in enumerate(every):
-        for side, ends in (("entry", joined.reads), ("exit", joined.gives)):
-            for part in (entry_parts if side == "entry" else exit_parts)(joined.component, phase):
+    for number, component_rows in enumerate(components):
+        for side, ends in (("entry", component_rows.reads), ("exit", component_rows.gives)):
+            for part in (entry_parts if side == "entry" else exit_parts)(component_rows.component, phase):
                 wanted.setdefault((id(part), side), (part, []))[1].append((number, ends))
-    by_rows: list[list[ReshardProgram]] = [[] for _ in every]
-    evaluations, at, shares = 0, *_priced_at(batches, rates)
+    programs: list[list[ReshardProgram]] = [[] for _ in components]
+    evaluations, priced_batches, shares = 0, *_priced_at(batches, rates)
     for (_, side), (part, users) in wanted.items():
         unique, inverse = _ends(np.concatenate([ends for _, ends in users]), side, phase, len(states.cuts))
         step = max(1, ROWS_AT_ONCE // len(unique))
         chunks = [states.cuts[start : start + step] for start in range(0, len(states.cuts), step)]
-        priced = [_reshards(part, every[0].component, unique, cuts, side, rates, fast, batches, at) for cuts in chunks]
-        step_s, wait_s, ok = (np.concatenate(one, axis=2) for one in zip(*priced, strict=True))
+        priced = [
+            _price_program(part, components[0].component, unique, cuts, side, rates, fast, batches, priced_batches)
+            for cuts in chunks
+        ]
+        step_s, wait_s, ok = (np.concatenate(arrays, axis=2) for arrays in zip(*priced, strict=True))
         evaluations += len(np.unique(inverse)) * ok.shape[0] * ok.shape[2]
         starts = np.cumsum([0, *(len(ends) for _, ends in users)])
         for (number, _), start, stop in zip(users, starts[:-1], starts[1:], strict=True):
-            by_rows[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
-    return [ReshardCosts(tuple(programs), shares) for programs in by_rows], evaluations
+            programs[number].append(ReshardProgram(step_s, wait_s, ok, inverse[start:stop]))
+    return [ReshardCosts(tuple(component_programs), shares) for component_programs in programs], evaluations
 
 
-def reshard_rows(every: Sequence[ComponentRows], states: States) -> int:
-    """Return how many pairs of a boundary and a residual there are, over all components."""
-    return sum(len(j.reads) + len(j.gives) for j in every) * len(states.cuts)
+def reshard_rows(components: Sequence[ComponentRows], states: States) -> int:
+    """Return the number of pairs of an end and a residual, over all components."""
+    return sum(len(component_rows.reads) + len(component_rows.gives) for component_rows in components) * len(
+        states.cuts
+    )
 
 
 def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, Ints]:
-    """Return the ends to price, and the places of the wanted ones: all that may be, if these are not too many."""
+    """Return the ends to price, all possible ones if those are few, and the number of each wanted end among them."""
     codes = CODES if side == "entry" else GIVEN
     possible = [i for i, code in enumerate(codes) if code != "T" or phase == "prefill"]
     axes = wanted.shape[1]
-    if len(possible) ** axes * residuals > TOGETHER:
+    if len(possible) ** axes * residuals > ALL_ENDS_LIMIT:
         return unique_rows(wanted)
     place = np.searchsorted(possible, wanted)
     return _all_ends(tuple(possible), axes), place @ (len(possible) ** np.arange(axes - 1, -1, -1))
@@ -152,11 +171,12 @@ def _ends(wanted: Ints, side: str, phase: str, residuals: int) -> tuple[Ints, In
 
 @lru_cache(maxsize=32)
 def _all_ends(codes: tuple[int, ...], axes: int) -> Ints:
+    """Return every combination of these codes on that many axes, [combinations, axes]."""
     return np.array(list(product(codes, repeat=axes)), dtype=np.int64).reshape(len(codes) ** axes, axes)
 
 
 def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
-    """The batches to price reshard at [1, priced], and the share that each has in those asked for [columns, priced]."""
+    """Return the batches to price [1, priced], and the weights that interpolate the others [columns, priced]."""
     if not rates.additive or batches.shape[1] < 3:
         return batches, np.eye(batches.shape[1])
     low, high = int(batches.min()), int(batches.max())
@@ -164,7 +184,7 @@ def _priced_at(batches: Ints, rates: Rates) -> tuple[Ints, Floats]:
     return np.array([[low, high]], dtype=np.int64), np.column_stack([1 - share, share])
 
 
-def _reshards(
+def _price_program(
     part: CheckedProgram,
     component: Component,
     ends: Ints,
@@ -173,34 +193,41 @@ def _reshards(
     rates: Rates,
     fast: Speeds,
     batches: Ints,
-    at: Ints,
+    priced_batches: Ints,
 ) -> tuple[Floats, Floats, Flags]:
-    """`step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`; of the component it needs D and T."""
+    """Return `step_s`, `wait_s` and `ok` of a reshard program, as in `ReshardProgram`.
+
+    Of the component only the dims D and T are used.
+    """
     role_sets_of = _cached_role_sets if len(ends) * len(cuts) <= ROWS_CACHED else _cached_role_sets.__wrapped__
     role_sets = role_sets_of(part, (ends.tobytes(), ends.shape), (cuts.tobytes(), cuts.shape), side)
-    padded_sizes, total = fit_part(part, component, rates, role_sets.masks, batches), Totals()
-    sizes = {**padded_sizes.sizes, "B": at}  # never padded by reshard
+    fit, total = fit_part(part, component, rates, role_sets.masks, batches), Totals()
+    sizes = {**fit.sizes, "B": priced_batches}  # a reshard never pads the batch
     price_shared(scope_of(part, sizes, role_sets.masks, rates, fast), part.needs, role_sets, fast, total)
     shape = (len(ends), len(cuts), -1)
-    step_s = np.broadcast_to(total.step_s, (role_sets.rows, at.shape[1])).T.reshape(-1, *shape[:2])
-    wait_s = np.broadcast_to(total.wait_s, (role_sets.rows, at.shape[1])).T.reshape(-1, *shape[:2])
+    step_s = np.broadcast_to(total.step_s, (role_sets.rows, priced_batches.shape[1])).T.reshape(-1, *shape[:2])
+    wait_s = np.broadcast_to(total.wait_s, (role_sets.rows, priced_batches.shape[1])).T.reshape(-1, *shape[:2])
     runs = np.isfinite(step_s)
     if not runs.all():
         step_s, wait_s = np.where(runs, step_s, 0.0), np.where(runs, wait_s, 0.0)
-    return step_s, wait_s, padded_sizes.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
+    return step_s, wait_s, fit.ok.T.reshape(-1, *shape[:2]) & runs.all(axis=0)
 
 
 @lru_cache(maxsize=128)
 def _cached_role_sets(
     part: CheckedProgram, ends: tuple[bytes, tuple[int, ...]], cuts: tuple[bytes, tuple[int, ...]], side: str
 ) -> RoleSets:
-    """The `reshard_role_sets` of arrays as bytes and shape: meshes of equally many axes ask for the same ones."""
+    """Return `reshard_role_sets` of arrays given as bytes and shape, which meshes of equally many axes share."""
     first, second = (np.frombuffer(data, dtype=np.int64).reshape(shape) for data, shape in (ends, cuts))
     return reshard_role_sets(part, first, second, side)
 
 
 def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -> RoleSets:
-    """Return each mesh axis's role for every end of a body with every residual, [ends * residuals]: a pair of codes."""
+    """Return the role of each mesh axis for every end of a body with every residual, [ends * residuals].
+
+    A role of a reshard program is named by a pair of codes: the dim that the axis cuts in the body, and in the
+    residual.
+    """
     one_position = "T" not in part.program.input.names and side == "entry"
     residual = np.where(cuts == READ["T"], READ["-"], cuts) if one_position else cuts
     members = {role.axis: _pairs_of(part, role.name, side).reshape(-1) for role in part.program.roles}
@@ -208,7 +235,7 @@ def reshard_role_sets(part: CheckedProgram, ends: Ints, cuts: Ints, side: str) -
 
 
 def _pairs_of(part: CheckedProgram, name: str, side: str) -> Flags:
-    """[the body's end, the residual]: whether that pair of codes plays the role of that name."""
+    """Mark [end of the body, residual] the pairs of codes that have the role of that name."""
     pairs = np.zeros((len(GIVEN), len(GIVEN)), dtype=np.bool_)
     if part.program.name == "last":
         pairs[:, READ[name[0]]] = True

@@ -1,6 +1,6 @@
-"""States of the residual stream: what each mesh axis cuts, and in which order.
+"""Enumerate the states of the residual stream: the dim that each mesh axis cuts, and the order of the axes.
 
-Components agree on a residual only if each keeps a *prefix* of the axes that cut a dim (left is major). So a
+Components agree on a residual only if each keeps a *prefix* of the axes that cut a dim (the left one is major). So a
 state is an assignment of `D`, `B`, `T` or `-` to the mesh axes and an order of the axes that cut the same dim;
 for each state a table says which sets of kept axes are prefixes.
 """
@@ -21,23 +21,31 @@ CODES = "DBT-"
 
 @dataclass(frozen=True)
 class States:
-    """`cuts` [residuals, axes] of indices into CODES; per state its residual and `prefixes` [states, 2^axes]."""
+    """Hold residuals and their states as arrays.
+
+    `cuts` [residuals, axes] has indices into `CODES`; `residual` [states] numbers the residual of each state;
+    `prefixes` [states, 2^axes] is true where a set of axes (a bit mask) is a prefix, dim by dim, of the state's order.
+    """
 
     cuts: Ints
     residual: Ints
     prefixes: NDArray[np.bool_]
 
     def take(self, residuals: Ints) -> States:
-        """The states of these residuals only, which are numbered anew."""
+        """Return the states of these residuals only, with the residuals numbered from 0."""
         place = np.full(len(self.cuts), -1, dtype=np.int64)
         place[residuals] = np.arange(len(residuals))
-        kept = np.flatnonzero(place[self.residual] >= 0)
-        return States(self.cuts[residuals], place[self.residual[kept]], self.prefixes[kept])
+        selected = np.flatnonzero(place[self.residual] >= 0)
+        return States(self.cuts[residuals], place[self.residual[selected]], self.prefixes[selected])
 
 
 @cache
 def states(axes: int, phase: str) -> States:
-    """Every state of a residual on a mesh of that many axes; decode has no T to cut."""
+    """Return every state of a residual on a mesh of that many axes; decode has no T to cut.
+
+    >>> states(1, "decode").cuts.tolist()  # one axis: D, B or -
+    [[0], [1], [3]]
+    """
     values = [i for i, code in enumerate(CODES) if phase == "prefill" or code != "T"]
     cuts = list(product(values, repeat=axes))
     residual, tables = [], []
@@ -49,6 +57,7 @@ def states(axes: int, phase: str) -> States:
 
 
 def _prefix_tables(cut: tuple[int, ...]) -> list[NDArray[np.bool_]]:
+    """Return the different prefix tables [2^axes] that the orders of a residual's axes give."""
     sets = [[i for i, value in enumerate(cut) if CODES[value] == dim] for dim in "DBT"]
     tables: dict[bytes, NDArray[np.bool_]] = {}
     for orders in product(*(permutations(members) for members in sets)):

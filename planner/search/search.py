@@ -1,10 +1,10 @@
-"""The search: every layout of one slice, priced as tables, joined exactly, and proved best by exhaustion.
+"""Search every layout of one slice, and prove the best one by exhaustion.
 
 tables    every assignment of roles to mesh axes, per component and batch        strategies.tables.tables
-reshard      what each boundary of a component pays to meet each residual               planner.search.reshard_costs
+reshards  the cost for each boundary of a component to meet each residual        planner.search.reshard_costs
 join      the sum over components is least for some state of the residual; within a state components are
-          independent but for memory. States are taken in order of their unconstrained sum, until it exceeds
-          what was found: a branch and bound whose bound is exact where memory does not bind.
+          independent but for memory. States are taken in order of their unconstrained sum, until it exceeds the
+          best layout so far: a branch and bound whose bound is exact where memory does not bind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.search.component_rows import ComponentRows, join
 from planner.search.mesh_search import MeshSearch, worst_of
 from planner.search.meshes import COARSE, Mesh, meshes, most_roles
 from planner.search.problem import Problem, SearchResult, distinct
-from planner.search.prune import near
+from planner.search.prune import prune
 from planner.search.residuals import states
 from strategies.components import IDLE, Body, Component
 from strategies.readers.rates import Ints, Rates, tabulate_rates
@@ -27,19 +27,28 @@ from strategies.tables.tables import price_body
 
 
 def columns(batches: Sequence[int], devices: int) -> list[tuple[int, int]]:
-    """(batch, padded batch): each batch, and its multiples of what the devices divide into, at most 25% above."""
+    """Return the (batch, padded batch) pairs to price, called columns.
+
+    A batch is padded to multiples of each divisor of the number of devices, by at most 25%.
+
+    >>> columns([6], 4)
+    [(6, 6)]
+    >>> columns([7], 4)
+    [(7, 7), (7, 8)]
+    """
     divisors = [ways for ways in range(1, devices + 1) if devices % ways == 0]
-    columns_ = []
+    result = []
     for batch in batches:
         padded = {-(-batch // ways) * ways for ways in divisors}
-        columns_ += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
-    return columns_
+        result += [(batch, p) for p in sorted(padded) if p <= 1.25 * batch]
+    return result
 
 
 def search(problem: Problem, top: int) -> SearchResult:
-    """The best `top` layouts of every batch on one slice.
+    """Return the best `top` layouts of every batch on one slice.
 
-    An interrupt ends it with the best so far (`interrupted` is true), or `KeyboardInterrupt` where there is none.
+    An interrupt (Ctrl-C) ends the search with the best layouts so far and `interrupted` set; where there are none yet,
+    `KeyboardInterrupt` is raised.
     """
     result = _seeded(problem, top)
     try:
@@ -55,7 +64,7 @@ def search(problem: Problem, top: int) -> SearchResult:
 
 
 def _seeded(problem: Problem, top: int) -> SearchResult:
-    """Return the result of a search with fewer cuts: its layouts bound what is worth a look."""
+    """Search the coarser meshes first: their layouts are in the larger space, and their seconds bound it."""
     fewer = {ALL: TWO, TWO: COARSE}.get(problem.cuts)
     if fewer is None or meshes(problem.slice_, fewer) == meshes(problem.slice_, problem.cuts):
         return SearchResult()
@@ -64,6 +73,7 @@ def _seeded(problem: Problem, top: int) -> SearchResult:
 
 
 def _search_mesh(problem: Problem, mesh: Mesh, top: int, result: SearchResult) -> None:
+    """Search one mesh and add its best choices, candidates and evaluations to `result`."""
     pairs = columns(problem.work.batches, problem.slice_.devices)
     mesh_search = mesh_search_of(problem, mesh, pairs, result)
     if mesh_search is None:
@@ -71,28 +81,28 @@ def _search_mesh(problem: Problem, mesh: Mesh, top: int, result: SearchResult) -
     result.candidates += mesh_search.candidates()
     for column, (batch, _) in enumerate(pairs):
         result.choices.setdefault(batch, [])
-        mesh_search.over_memory(column, result)
-    roomy = _roomy(mesh_search, result)
-    for padded in (False, True):  # what is found without padding bounds what is worth a look with it
-        some = [c for c in roomy if (pairs[c][0] != pairs[c][1]) == padded]
-        close = near(mesh_search, {c: worst_of(result.choices[pairs[c][0]], top) for c in some})
-        if close is not None:
-            result.evaluations += close.evaluations
-            for column, (batch, _) in enumerate(close.pairs):
-                close.best(column, top, result.choices[batch])
+        mesh_search.count_over_memory(column, result)
+    candidates = _columns_within_memory(mesh_search, result)
+    for padded in (False, True):  # layouts without padding come first: their seconds bound the padded ones
+        selected = [c for c in candidates if (pairs[c][0] != pairs[c][1]) == padded]
+        pruned = prune(mesh_search, {c: worst_of(result.choices[pairs[c][0]], top) for c in selected})
+        if pruned is not None:
+            result.evaluations += pruned.evaluations
+            for column, (batch, _) in enumerate(pruned.pairs):
+                pruned.best(column, top, result.choices[batch])
 
 
-def _roomy(mesh_search: MeshSearch, result: SearchResult) -> list[int]:
-    """The columns of which some layout may fit, as far as is known; notes what a search without choices needs."""
-    usable, none = mesh_search.problem.usable_bytes, not any(result.choices.values())
+def _columns_within_memory(mesh_search: MeshSearch, result: SearchResult) -> list[int]:
+    """Return the columns of which some layout may fit, and note the least bytes while there are no choices."""
+    usable, no_choices = mesh_search.problem.usable_bytes, not any(result.choices.values())
     stored = mesh_search.least_stored_bytes
-    asked = [
+    undecided = [
         column
         for column, (batch, _) in enumerate(mesh_search.pairs)
-        if not result.choices[batch] and (none or stored[column] <= usable)
+        if not result.choices[batch] and (no_choices or stored[column] <= usable)
     ]
-    least = dict(zip(asked, mesh_search.least_bytes(asked), strict=True))
-    if none:
+    least = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
+    if no_choices:
         for column, nbytes in least.items():
             batch = mesh_search.pairs[column][0]
             result.least_bytes[batch] = min(nbytes, result.least_bytes.get(batch, np.inf))
@@ -102,37 +112,43 @@ def _roomy(mesh_search: MeshSearch, result: SearchResult) -> list[int]:
 def mesh_search_of(
     problem: Problem, mesh: Mesh, pairs: Sequence[tuple[int, int]], result: SearchResult
 ) -> MeshSearch | None:
-    """All components of a mesh at these (batch, padded batch); None where one has no assignment. Counts in `found`."""
+    """Return the mesh search of all components at these (batch, padded batch) pairs, or None.
+
+    None means that some component has no assignment on the mesh. Evaluations and exclusions are added to `result`.
+    """
     rates = tabulate_rates(problem.slice_, [[piece] for piece in mesh])
     batches = np.array([[padded for _, padded in pairs]], dtype=np.int64)
-    joined = price_tables(problem, mesh, rates, batches, result)
-    if joined is None:
+    components = price_tables(problem, mesh, rates, batches, result)
+    if components is None:
         return None
-    return MeshSearch(problem, mesh, joined, states(len(mesh), problem.work.phase), rates, batches, pairs)
+    return MeshSearch(problem, mesh, components, states(len(mesh), problem.work.phase), rates, batches, pairs)
 
 
 def price_tables(
-    problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, counted: SearchResult
+    problem: Problem, mesh: Mesh, rates: Rates, batches: Ints, counts: SearchResult
 ) -> list[ComponentRows] | None:
-    """Every component's assignments, priced at all batches; None where one has none. Counts in `found`."""
-    result, few = [], most_roles(mesh, problem.cuts)
+    """Return every component's assignments, priced at all batches; None where a component has none.
+
+    `batches` has shape [1, columns]. Evaluations and exclusions are added to `counts`.
+    """
+    result, role_limit = [], most_roles(mesh, problem.cuts)
     for component in problem.components:
         tables = []
         for body in component.bodies:
             allowed = [_allowed_axes(problem, component, body, piece.axis) for piece in mesh]
-            table = price_body(component, body, rates, problem.fast, batches, allowed, few)
+            table = price_body(component, body, rates, problem.fast, batches, allowed, role_limit)
             tables.append(table)
-            counted.evaluations += table.evaluations
+            counts.evaluations += table.evaluations
             for rejection in table.rejected:
-                counted.reject(*rejection)
-        joined = join(component, tables)
-        if joined is None:
+                counts.reject(*rejection)
+        component_rows = join(component, tables)
+        if component_rows is None:
             return None
-        result.append(joined)
+        result.append(component_rows)
     return result
 
 
 def _allowed_axes(problem: Problem, component: Component, body: Body, axis: int) -> frozenset[str]:
-    """The program axes that a piece of this physical axis may play: all, or those of the roles it is fixed to."""
+    """Return the program axes that a piece of this physical axis may have: all, or those of its fixed roles."""
     fixed = problem.fixed.get(component.name, {}).get(axis)
     return frozenset(a for a in (*body.axes, IDLE) if fixed is None or body.role_name(a) in fixed)

@@ -1,1 +1,1 @@
-"""`sensitivity`: the search again at changed hardware numbers."""
+"""Search again at changed hardware numbers, and report what changes (`sensitivity`)."""

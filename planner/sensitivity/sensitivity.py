@@ -1,7 +1,7 @@
-"""`sensitivity`: what a little less or more of each hardware number does to the choice of a layout.
+"""Report what a little less or more of each hardware number does to the choice of a layout (`sensitivity`).
 
 For each number the search runs again on the plan's slice, batch and context, and the plan's own layout is priced again:
-what it then costs not to have chosen anew is the regret.
+the cost of keeping it instead of choosing anew is the regret.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategies.readers.cost import speeds
 
 SWING = 0.2
 LEAST_SWING = 1e-4
-"""What a smaller one does is lost in rounding."""
+"""Least swing; the effect of a smaller one is lost in rounding."""
 _EQUAL = 1e-9  # a layout that is faster by less than this share is no better
 
 Changed = Callable[[Chip, float], Chip]
@@ -41,7 +41,10 @@ Changed = Callable[[Chip, float], Chip]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A hardware number: its value of a chip (None: not known, or nothing depends on it), and a chip with more."""
+    """Describe a hardware number: `value` reads it from a chip, `times` returns the chip with a multiple of it.
+
+    The value is None where it is unknown, or where nothing depends on it.
+    """
 
     name: str
     unit: str
@@ -50,7 +53,7 @@ class Quantity:
 
 
 def _field(name: str) -> Changed:
-    """Multiplies a field of the chip."""
+    """Return a function that multiplies a field of the chip."""
 
     def times(chip: Chip, factor: float) -> Chip:
         value = getattr(chip, name) * factor
@@ -60,11 +63,13 @@ def _field(name: str) -> Changed:
 
 
 def _times_flops(chip: Chip, factor: float) -> Chip:
+    """Multiply the FLOP/s of all dtypes."""
     flops_per_s = {dtype: value * factor for dtype, value in chip.flops_per_s.items()}
     return msgspec.structs.replace(chip, flops_per_s=flops_per_s)
 
 
 def _times_launch(chip: Chip, factor: float) -> Chip:
+    """Multiply the launch cost."""
     assert chip.reached is not None
     reached = msgspec.structs.replace(chip.reached, launch_s=chip.reached.launch_s * factor)
     return msgspec.structs.replace(chip, reached=reached)
@@ -87,7 +92,7 @@ QUANTITIES = (
     ),
     Quantity("VMEM", "bytes", lambda chip, _: chip.vmem_bytes if chip.reached else None, _field("vmem_bytes")),
 )
-"""What is varied; VMEM only where estimates are of what programs reach, as nothing else depends on it."""
+"""Hardware numbers to vary; VMEM only where estimates use reached constants, as nothing else depends on it."""
 
 
 def sensitivity(
@@ -101,18 +106,18 @@ def sensitivity(
     chip_file: str | Path | None = None,
     progress: Progress = silent,
 ) -> SensitivityFile:
-    """Search again with `swing` less and more of each hardware number, for plan `pick` of a plan file.
+    """Report what +-`swing` of each hardware number does to plan `pick` of a plan file.
 
-    `fix`, `programs`, `cuts` and `chip_file`: what the plan was made with. Constants are those that the plan says.
-    Raises `InputError` on bad input, and where the file's layout is none of its model and slice.
+    `fix`, `programs`, `cuts` and `chip_file` must be those with which the plan was made. Constants are those of the
+    plan. Raises `InputError` on bad input, and where the file's layout does not fit its model and slice.
     """
     if not LEAST_SWING <= swing < 1:
         raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")
     path = Path(file)
-    file_ = read_plan(path)
-    if not file_.plans:
+    found = read_plan(path)
+    if not found.plans:
         raise InputError(f"the plan file '{path}' holds no plan; expected one, as `meshwright plan` writes it")
-    plan = pick_plan(file_, path, pick)
+    plan = pick_plan(found, path, pick)
     read = programs_of(programs)
     fixed = fixed_roles(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
@@ -121,7 +126,7 @@ def sensitivity(
 
 @dataclass(frozen=True)
 class Subject:
-    """A plan with the layout, slice and workload that it says; `kept` is its layout."""
+    """Hold a plan with its layout (`kept`), slice and workload."""
 
     plan: Plan
     kept: BoundLayout
@@ -132,15 +137,17 @@ class Subject:
     cuts: str = TWO
 
     def on(self, chip: Chip) -> tuple[Plan, Plan | None]:
-        """The kept layout on this chip, and the best one; None where nothing fits."""
+        """Return the plan of the kept layout on this chip, and the best plan, or None where nothing fits."""
         slice_ = msgspec.structs.replace(self.slice_, chip=chip)
         return self._kept_on(slice_), self._best_on(slice_)
 
     def _kept_on(self, slice_: Slice) -> Plan:
+        """Price the kept layout on a slice."""
         plan, fast = self.plan, speeds(slice_.chip, self.work.dtypes)
         return price_layout(self.kept, slice_, plan.model, self.work, plan.batch, plan.padded_batch, fast)
 
     def _best_on(self, slice_: Slice) -> Plan | None:
+        """Search for the best plan on a slice."""
         query = Query(
             model=self.plan.model,
             slices=(slice_,),
@@ -155,6 +162,7 @@ class Subject:
 
 
 def _report(subject: Subject, path: str, pick: int, swing: float, progress: Progress) -> SensitivityFile:
+    """Return the sensitivities of all quantities that the chip has."""
     plan, chip = subject.plan, subject.slice_.chip
     kept, best = subject.on(chip)
     return SensitivityFile(
@@ -174,14 +182,15 @@ def _report(subject: Subject, path: str, pick: int, swing: float, progress: Prog
         regret=_regret(kept, best),
         changes=changes(kept, best) if _changed(kept, best) else (),
         quantities=tuple(
-            _of(subject, quantity, swing, progress)
+            _sensitivity_to(subject, quantity, swing, progress)
             for quantity in QUANTITIES
             if quantity.value(chip, plan.dtypes.compute) is not None
         ),
     )
 
 
-def _of(subject: Subject, quantity: Quantity, swing: float, progress: Progress) -> QuantityEffect:
+def _sensitivity_to(subject: Subject, quantity: Quantity, swing: float, progress: Progress) -> QuantityEffect:
+    """Return the sensitivity to one quantity: elasticities, and the outcomes with less and more of it."""
     progress(f"searching with {100 * swing:g}% less and more {quantity.name}")
     value = quantity.value(subject.slice_.chip, subject.plan.dtypes.compute) or 0.0
     less, more = (_outcome(subject, quantity, value, factor) for factor in (1 - swing, 1 + swing))
@@ -198,6 +207,7 @@ def _of(subject: Subject, quantity: Quantity, swing: float, progress: Progress) 
 
 
 def _outcome(subject: Subject, quantity: Quantity, value: float, factor: float) -> Outcome:
+    """Return the outcome of one changed number."""
     kept, best = subject.on(quantity.times(subject.slice_.chip, factor))
     changed = _changed(kept, best)
     return Outcome(
@@ -213,10 +223,12 @@ def _outcome(subject: Subject, quantity: Quantity, value: float, factor: float) 
 
 
 def _best(plan: Plan | None) -> Best | None:
+    """Return the best layout of a plan."""
     return None if plan is None else Best(step_s=plan.cost.step_s, mesh=plan.mesh, layouts=plan.layouts)
 
 
 def _regret(kept: Plan, best: Plan | None) -> float | None:
+    """Return the share by which the kept layout is slower than the best one."""
     return None if best is None else kept.cost.step_s / best.cost.step_s - 1
 
 
@@ -228,7 +240,7 @@ def _changed(kept: Plan, best: Plan | None) -> bool:
 
 
 def changes(kept: Plan, best: Plan | None) -> tuple[Change, ...]:
-    """The components whose program differs, or over how many devices a role is played."""
+    """Return the components whose program differs, or the number of devices of a role."""
     if best is None:
         return ()
     texts = [{one.component: one.roles_over(plan.mesh) for one in plan.layouts} for plan in (kept, best)]

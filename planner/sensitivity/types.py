@@ -1,4 +1,4 @@
-"""The answer of `sensitivity` as typed values. Schema: `meshwright.sensitivity/1`."""
+"""Define the result of `sensitivity` as typed values. Schema: `meshwright.sensitivity/1`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCHEMA = "meshwright.sensitivity/1"
 
 
 class Best(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The best layout at some hardware numbers."""
+    """Hold the best layout at some hardware numbers."""
 
     step_s: float
     mesh: MeshAxes
@@ -18,7 +18,7 @@ class Best(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Change(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A component whose program or roles the best layout changes: each as roles and over how many devices."""
+    """Hold a component whose program or roles the best layout changes, each as text: roles and numbers of devices."""
 
     component: str
     kept: str
@@ -26,12 +26,13 @@ class Change(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Outcome(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hardware number changed: `value` = `factor` times what it is.
+    """Hold the outcome of changing one hardware number to `value`, `factor` times its own.
 
-    `kept_s`: the step of the plan's own layout; `kept_fits`: whether that is within usable HBM. `best`: of a search at
-    the changed number; None where nothing fits. `regret`: by what share the kept layout is slower than the best one
-    (None where nothing fits); `changed`: whether the best layout beats the kept one, or fits where that does not, and
-    `changes`: the components in which it differs then (none: it only lies on the torus in another way).
+    `kept_s` is the step of the plan's own layout; `kept_fits` is true where it is within usable HBM. `best` is the
+    result of a search at the changed number; None where nothing fits. `regret` is the share by which the kept layout is
+    slower than the best one (None where nothing fits). `changed` is true where the best layout beats the kept one, or
+    fits where that does not, and `changes` has the components in which it then differs (none: it only lies on the torus
+    in another way).
     """
 
     factor: float
@@ -45,10 +46,10 @@ class Outcome(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class QuantityEffect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One hardware number, less and more of it.
+    """Hold the sensitivity to one hardware number, with less and more of it.
 
-    `elasticity`: d ln(step) / d ln(number) of the kept layout between the two; -1: the step is inversely proportional.
-    `best_elasticity`: the same where the layout is chosen again; None where nothing fits with less.
+    `elasticity` is d ln(step) / d ln(number) of the kept layout between the two; -1 means that the step is inversely
+    proportional. `best_elasticity` is that of a layout chosen again; None where nothing fits with less.
     """
 
     quantity: str
@@ -61,9 +62,9 @@ class QuantityEffect(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SensitivityFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file of `sensitivity`: its plan, the best layout as things are, and each hardware number.
+    """Hold the output of `sensitivity`: the plan, the best layout at unchanged numbers, and each hardware number.
 
-    `regret`: by what share the plan's own layout is slower than the best one as things are.
+    `regret` is the share by which the plan's own layout is slower than the best one at unchanged numbers.
     """
 
     schema: str

@@ -1,1 +1,1 @@
-"""Serving: a prefill and a decode plan together."""
+"""Plan serving: a prefill and a decode plan, on one slice or on two."""

@@ -1,4 +1,4 @@
-"""A prefill and a decode plan in the HBM of one slice: what is there at each moment, and how weights are kept."""
+"""Compute the HBM of one slice with a prefill and a decode plan: bytes at each moment, and how weights are stored."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from math import ceil, prod
 from mesh.slices import Slice
 from planner.plan.file_serving import Reshard, SharedHbm
 from planner.plan.plan import Plan
-from planner.serve.reshard import added, differing, insert_move, layers_of, weight_names, weights_move
+from planner.serve.reshard import differing, insert_move, layers_of, sum_of_moves, weight_names, weights_move
 from strategies.models.workload import dtype_bytes
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A prefill and a decode plan on one slice, and what keeping both costs: found once, and only if asked for."""
+    """Pair a prefill and a decode plan on one slice, with the costs of both, computed once and only if needed."""
 
     prefill: Plan
     decode: Plan
@@ -24,43 +24,43 @@ class Pair:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The weights that the plans do not store alike."""
+        """Names of the weights that the plans do not store alike."""
         return differing(self.prefill, self.decode, self.slice_)
 
     @cached_property
     def copied_bytes(self) -> float:
-        """Bytes per device of the prefill's weights that the decode's do not serve."""
+        """Bytes per device of the prefill's weights for which the decode's cannot be used."""
         stored = _stored(self.prefill)
         return sum(stored.get(name, 0.0) for name in self.names)
 
     @cached_property
     def insert(self) -> Reshard:
-        """A prefill step's caches into the decode layout."""
+        """Move of a prefill step's caches into the decode layout."""
         return insert_move(self.prefill, self.decode, self.slice_)
 
     @cached_property
     def switch(self) -> Reshard:
-        """The weights that differ, there and back."""
+        """Move of the differing weights into the prefill's layout and back."""
         there = weights_move(self.decode, self.prefill, self.slice_)
-        return added([there, weights_move(self.prefill, self.decode, self.slice_)])
+        return sum_of_moves([there, weights_move(self.prefill, self.decode, self.slice_)])
 
-    def kept(self, *, at_once: bool) -> SharedHbm | None:
-        """Return how the weights are kept so that both plans fit; None: they do not fit.
+    def shared_hbm(self, *, at_once: bool) -> SharedHbm | None:
+        """Return the HBM use with which both plans fit, or None where they do not.
 
-        `shared`, where every weight is cut alike; else `copies` of those that are not, which cost memory only; else
-        `resharded`, which costs time.
+        Weights are `shared` where every weight is cut alike; otherwise `copies` of the differing ones are tried, which
+        cost memory only, then `resharded`, which costs time.
         """
         ways = ("copies", "resharded") if self.names else ("shared",)
         if any(name not in plan.specs for plan in (self.prefill, self.decode) for name in self.names):
             ways = ("copies",)
         for weights in ways:
-            total_bytes, fullest = self.most_bytes(weights, at_once=at_once)
+            total_bytes, fullest = self.fullest_moment(weights, at_once=at_once)
             if total_bytes <= self.decode.memory.usable_bytes:
-                return self._together(weights, total_bytes, fullest)
+                return self._shared_hbm(weights, total_bytes, fullest)
         return None
 
-    def most_bytes(self, weights: str, *, at_once: bool) -> tuple[float, str]:
-        """The fullest moment of the slice, in bytes per device, and its name.
+    def fullest_moment(self, weights: str, *, at_once: bool) -> tuple[float, str]:
+        """Return the bytes per device at the fullest moment of the slice, and its name.
 
         prefill   its weights, the caches it makes, its activations; the decode's caches, unless the batch is
                   prefilled `at_once`, when there are none yet
@@ -68,25 +68,26 @@ class Pair:
         decode    its weights, its caches, its activations
         switch    (`resharded`) the decode's caches, and each weight in either layout, the one that moves in both
 
-        Weights that both store alike are there once, copies of the others (`copies`) besides; the decode's caches once.
+        Weights that both store alike count once, copies of the others (`copies`) besides; the decode's caches once.
         """
-        of_prefill, of_decode = self.prefill.memory, self.decode.memory
-        kept = of_decode.weights_bytes + (self.copied_bytes if weights == "copies" else 0.0)
-        at_prefill = of_prefill.weights_bytes if weights == "resharded" else kept
+        prefill, decode = self.prefill.memory, self.decode.memory
+        weights_bytes = decode.weights_bytes + (self.copied_bytes if weights == "copies" else 0.0)
+        prefill_weights_bytes = prefill.weights_bytes if weights == "resharded" else weights_bytes
         moments = {
-            "prefill": at_prefill
-            + (0.0 if at_once else of_decode.kv_bytes)
-            + of_prefill.kv_bytes
-            + of_prefill.activation_bytes,
-            "insert": at_prefill + of_decode.kv_bytes + of_prefill.kv_bytes,
-            "decode": kept + of_decode.kv_bytes + of_decode.activation_bytes,
+            "prefill": prefill_weights_bytes
+            + (0.0 if at_once else decode.kv_bytes)
+            + prefill.kv_bytes
+            + prefill.activation_bytes,
+            "insert": prefill_weights_bytes + decode.kv_bytes + prefill.kv_bytes,
+            "decode": weights_bytes + decode.kv_bytes + decode.activation_bytes,
         }
         if weights == "resharded":
-            moments["switch"] = of_decode.kv_bytes + _switching(self.prefill, self.decode)
+            moments["switch"] = decode.kv_bytes + _switching(self.prefill, self.decode)
         fullest = max(moments, key=lambda name: (moments[name], name))
         return moments[fullest], fullest
 
-    def _together(self, weights: str, total_bytes: float, fullest: str) -> SharedHbm:
+    def _shared_hbm(self, weights: str, total_bytes: float, fullest: str) -> SharedHbm:
+        """Return the HBM use of both plans in this mode."""
         copied = self.copied_bytes if weights == "copies" else 0.0
         resharded = self.prefill.memory.weights_bytes if weights == "resharded" else 0.0
         return SharedHbm(
@@ -103,30 +104,30 @@ class Pair:
 
 
 def prefill_steps(prefill: Plan, decode: Plan) -> int:
-    """Return how many prefill steps fill the decode's batch."""
+    """Return the number of prefill steps that fill the decode's batch."""
     return ceil(decode.batch / prefill.batch)
 
 
 def _switching(prefill: Plan, decode: Plan) -> float:
-    """The most that weights take while they move one after the other, in the order of the decode plan's specs."""
+    """Return the largest bytes of weights while they move one by one, in the order of the decode's specs."""
     old, new = _stored(prefill), _stored(decode)
     rest = max(prefill.memory.weights_bytes - sum(old.values()), decode.memory.weights_bytes - sum(new.values()), 0.0)
-    most, moved, left = 0.0, 0.0, sum(old.values())
+    largest, moved, left = 0.0, 0.0, sum(old.values())
     for name, nbytes in new.items():
-        most = max(most, moved + nbytes + left)
+        largest = max(largest, moved + nbytes + left)
         moved, left = moved + nbytes, left - old.get(name, 0.0)
     for name, nbytes in old.items():  # and back
-        most = max(most, moved + nbytes + left)
+        largest = max(largest, moved + nbytes + left)
         moved, left = moved - new.get(name, 0.0), left + nbytes
-    return most + rest
+    return largest + rest
 
 
 def _stored(plan: Plan) -> Mapping[str, float]:
-    """Bytes per device of every weight, of all its layers."""
+    """Return the bytes per device of every weight, of all its layers."""
     sizes = plan.mesh.sizes
-    stored = {}
+    result = {}
     for name in weight_names(plan):
         spec = plan.specs[name]
         ways = prod(sizes[axis] for axes in spec.axes for axis in axes)
-        stored[name] = layers_of(plan, name) * prod(spec.shape) * dtype_bytes(spec.dtype) / ways
-    return stored
+        result[name] = layers_of(plan, name) * prod(spec.shape) * dtype_bytes(spec.dtype) / ways
+    return result

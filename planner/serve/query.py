@@ -1,4 +1,4 @@
-"""The question of `serve`: requests of a length, searched in both phases; and the ways to serve that answer it."""
+"""Define the question of serving: requests of a length, searched in both phases; and the ways to serve them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from strategies.models.workload import LARGEST_CONTEXT, Workload, cache_slots, c
 
 @dataclass(frozen=True, kw_only=True)
 class ServeQuery:
-    """Requests of `input` and `output` tokens, served on the query's slices.
+    """Describe requests of `input` and `output` tokens, served on the query's slices.
 
-    `query`: model, slices, targets, prices and all else; its step is a decode step, whose context is set to what a
-    cache must hold at a request's end. `prefill_batches`: prompts. `modes`: ways to serve, of `MODES`. Targets hold
-    for the worst time per token, and the worst to the first token. The query's solver "cp-sat": also pairs that share
-    their weights, each within its `solver_seconds`. Raises `InputError` on what contradicts itself.
+    `query` has the model, slices, targets, prices and all else; its step is a decode step, whose context is set to the
+    tokens in a cache at a request's end. `prefill_batches` are numbers of prompts. `modes` are ways to serve, of
+    `MODES`. Targets hold for the worst time per token (TPOT) and the worst time to the first (TTFT). With the query's
+    solver "cp-sat", pairs that share their weights are added, each within its `solver_seconds`. Raises `InputError` on
+    contradictions, and on a chip without a DCN rate where serving is disaggregated.
     """
 
     query: Query
@@ -46,11 +47,11 @@ class ServeQuery:
 
     @property
     def context(self) -> int:
-        """A cache's length: what it holds at a request's end, in whole steps; decode steps are priced with all."""
+        """Length of a cache in tokens at a request's end, in whole steps; decode steps are priced with all of it."""
         return cache_slots(self.input + self.output)
 
-    def of(self, phase: str) -> Query:
-        """The search of one phase: for the best of every slice and batch, whatever the targets."""
+    def phase_query(self, phase: str) -> Query:
+        """Return the search of one phase: for the best of every slice and batch, without targets."""
         query = replace(
             self.query, objective="throughput", targets=Targets(), prices={}, solver=EXHAUSTIVE, solver_seconds=None
         )
@@ -63,7 +64,7 @@ class ServeQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way to serve, with its plans; as `serving.ServingEntry`."""
+    """Describe a way to serve, with its plans; the fields are those of `file_serving.ServingEntry`."""
 
     mode: str
     prefill: Plan
@@ -78,18 +79,18 @@ class Way:
 
     @property
     def chips(self) -> int:
-        """Return the chips of all replicas."""
+        """Number of chips of all replicas."""
         if self.transfer is None:
             return self.replicas * self.decode.chips
         return self.replicas * (self.prefill_slices * self.prefill.chips + self.decode_slices * self.decode.chips)
 
-    def tokens_per_s(self, asked: ServeQuery) -> float:
-        """Output tokens per second of all replicas."""
-        return self.pace.requests_per_s * asked.output
+    def tokens_per_s(self, serve_query: ServeQuery) -> float:
+        """Return the output tokens per second of all replicas."""
+        return self.pace.requests_per_s * serve_query.output
 
-    def dollars(self, asked: ServeQuery) -> float | None:
-        """Dollars per million output tokens, of all chips for all the time; None without prices."""
-        prices = [price_of(asked.query.prices, plan.chip_name) for plan in (self.prefill, self.decode)]
+    def dollars(self, serve_query: ServeQuery) -> float | None:
+        """Return the dollars per million output tokens, for all chips all the time; None without prices."""
+        prices = [price_of(serve_query.query.prices, plan.chip_name) for plan in (self.prefill, self.decode)]
         if prices[0] is None or prices[1] is None:
             return None
         if self.transfer is None:
@@ -99,21 +100,21 @@ class Way:
                 self.prefill_slices * self.prefill.chips * prices[0]
                 + self.decode_slices * self.decode.chips * prices[1]
             )
-        return dollars_per_million_tokens(hourly, self.tokens_per_s(asked))
+        return dollars_per_million_tokens(hourly, self.tokens_per_s(serve_query))
 
-    def missed(self, asked: ServeQuery) -> tuple[Target, ...]:
-        """The targets that it misses; a number of replicas is chosen to just meet the tokens per second."""
-        return asked.query.targets.missed(_Served(self, asked))
+    def missed(self, serve_query: ServeQuery) -> tuple[Target, ...]:
+        """Return the targets that the way misses; replicas are chosen to just meet the tokens per second."""
+        return serve_query.query.targets.missed(_Served(self, serve_query))
 
-    def merits(self, asked: ServeQuery) -> Merits:
-        """Return the values that objectives rank by: seconds of a request, output tokens/s per chip, dollars."""
-        dollars = self.dollars(asked)
-        speed = self.tokens_per_s(asked) / self.chips
-        return Merits(self.pace.request_s(asked.output), speed, inf if dollars is None else dollars)
+    def merits(self, serve_query: ServeQuery) -> Merits:
+        """Return the numbers by which an objective ranks: seconds of a request, output tokens/s per chip, dollars."""
+        dollars = self.dollars(serve_query)
+        speed = self.tokens_per_s(serve_query) / self.chips
+        return Merits(self.pace.request_s(serve_query.output), speed, inf if dollars is None else dollars)
 
-    def rank(self, asked: ServeQuery) -> tuple[object, ...]:
-        """Best first, by the objective; ties by the other figures, then by names."""
-        first, second = OBJECTIVES[asked.query.objective].rank(self.merits(asked))
+    def rank(self, serve_query: ServeQuery) -> tuple[object, ...]:
+        """Return the sort key, best first by the objective; ties break by the other figures, then by names."""
+        first, second = OBJECTIVES[serve_query.query.objective].rank(self.merits(serve_query))
         return (
             first,
             float(f"{second:.12g}"),
@@ -128,17 +129,19 @@ class Way:
         )
 
     def with_replicas(self, replicas: int) -> Way:
-        """Return the way to serve with so many replicas."""
-        pace = msgspec.structs.replace(self.pace, requests_per_s=self.pace.requests_per_s / self.replicas * replicas)
-        return replace(self, replicas=replicas, pace=pace)
+        """Return the way with its arrangement repeated `replicas` times."""
+        latencies = msgspec.structs.replace(
+            self.pace, requests_per_s=self.pace.requests_per_s / self.replicas * replicas
+        )
+        return replace(self, replicas=replicas, pace=latencies)
 
 
 @dataclass(frozen=True)
 class _Served:
-    """The figures of a way to serve what was asked for."""
+    """Give the figures of a way to serve, by which targets are judged."""
 
     way: Way
-    asked: ServeQuery
+    serve_query: ServeQuery
 
     @property
     def step_s(self) -> float:
@@ -150,7 +153,7 @@ class _Served:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.way.tokens_per_s(self.asked) * (1 + 1e-12)
+        return self.way.tokens_per_s(self.serve_query) * (1 + 1e-12)
 
     @property
     def chips(self) -> int:

@@ -1,4 +1,4 @@
-"""The rates of serving with a prefill and a decode step: TTFT, TPOT, requests per second.
+"""Compute latencies and rates of serving from the seconds of a prefill and a decode step: TTFT, TPOT, requests/s.
 
 Arithmetic on seconds only. Symbols: P seconds of a prefill step of p prompts, D of a decode step of b slots, O output
 tokens, I seconds to insert a prefill step's caches into the decode layout (and, where weights are resharded, to
@@ -24,7 +24,10 @@ LEAST_EFFICIENCY = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Seconds of the two steps and what lies between them; `insert_s` and `switch_s` are per prefill step."""
+    """Hold the seconds of the two steps and between them; `insert_s` and `switch_s` are per prefill step.
+
+    The batches are prompts of a prefill step and slots of a decode step; `output` is tokens of a request.
+    """
 
     prefill_s: float
     prefill_batch: int
@@ -36,15 +39,19 @@ class PhaseTimes:
 
     @property
     def prefills_per_step(self) -> float:
-        """Prefill steps per decode step that keep b slots full: each step ends b/O requests, each prefill starts p."""
+        """Prefill steps per decode step, b / (p O), that keep b slots full.
+
+        Each decode step ends b/O requests, each prefill step starts p.
+        """
         return self.decode_batch / (self.prefill_batch * self.output)
 
 
 def batched(steps: PhaseTimes) -> Latencies:
-    """Whole batches are prefilled, then decoded to the end (chapter, "inference engine": the simplest way).
+    """Return the latencies where whole batches are prefilled, then decoded to the end.
 
-    With g = ceil(b/p) prefill steps, ahead = g (P + I) + switch, cycle = ahead + O D: b requests per cycle. A request
-    waits for the next batch (half a cycle in the mean, at worst a whole one), for all prefills, and for one step.
+    It is the simplest way of the chapter, "inference engine". With g = ceil(b/p) prefill steps, ahead = g (P + I) +
+    switch and cycle = ahead + O D, b requests are served per cycle. A request waits for the next batch (half a cycle in
+    the mean, at worst a whole one), for all prefills, and for one step.
 
     >>> batched(PhaseTimes(prefill_s=0.5, prefill_batch=2, decode_s=0.01, decode_batch=4, output=100)).requests_per_s
     2.0
@@ -65,17 +72,17 @@ def batched(steps: PhaseTimes) -> Latencies:
 
 
 def interleaved(steps: PhaseTimes) -> Latencies:
-    """Continuous batching on one slice: a prompt is prefilled when a slot is free, and all others wait for it.
+    """Return the latencies of continuous batching on one slice: each prefill stops all running decodes.
 
-    Chapter, "inference engine" (the interleaved configuration). With Q = P + I + switch and f = b/(p O) prefill steps
-    per decode step: time per token D + f Q in the mean; requests end evenly, so at worst D + ceil(f) Q. b requests
-    per O such tokens. A request comes at any time: it waits for the decode step or prefill that runs
-    (E[gap^2] / 2 E[gap], at worst the longest gap), for the ceil(f) prefills that are then done at once, and for one
-    step; with p > 1 also until p prompts are there.
+    A prompt is prefilled when a slot is free (chapter, "inference engine", the interleaved configuration). With Q = P +
+    I + switch and f = b/(p O) prefill steps per decode step, the time per token is D + f Q in the mean; requests end
+    evenly, so at worst it is D + ceil(f) Q. b requests take O such tokens. A request comes at any time: it waits for
+    the running decode step or prefill (E[gap^2] / 2 E[gap], at worst the longest gap), for the ceil(f) prefills that
+    are then done at once, and for one step; with p > 1 also until p prompts are there.
 
     >>> steps = PhaseTimes(prefill_s=0.1, prefill_batch=1, decode_s=0.01, decode_batch=10, output=100)
-    >>> pace = interleaved(steps)  # a prefill in every tenth gap: 0.01 + 0.1 / 10
-    >>> round(pace.per_token_s, 6), round(pace.worst_per_token_s, 6), round(pace.requests_per_s, 6)
+    >>> latencies = interleaved(steps)  # a prefill in every tenth gap: 0.01 + 0.1 / 10
+    >>> round(latencies.per_token_s, 6), round(latencies.worst_per_token_s, 6), round(latencies.requests_per_s, 6)
     (0.02, 0.11, 5.0)
     """
     stop_s = steps.prefill_s + steps.insert_s + steps.switch_s
@@ -83,36 +90,41 @@ def interleaved(steps: PhaseTimes) -> Latencies:
 
 
 def _continuous(steps: PhaseTimes, stop_s: float, first_s: float, prefill_s: float) -> Latencies:
-    """b slots whose steps stop for `stop_s` per prefill step; first_s: a prefill step, from its start to its slot."""
-    each, most = steps.prefills_per_step, ceil(steps.prefills_per_step)
-    gap_s, longest_s = steps.decode_s + each * stop_s, steps.decode_s + most * stop_s
+    """Return the latencies of b slots whose steps stop for `stop_s` per prefill step.
+
+    `first_s` is the time of a prefill step, from its start to its slot.
+    """
+    prefills, most_prefills = steps.prefills_per_step, ceil(steps.prefills_per_step)
+    gap_s, longest_s = steps.decode_s + prefills * stop_s, steps.decode_s + most_prefills * stop_s
     requests_per_s = steps.decode_batch / (steps.output * gap_s)
     gather_s = (steps.prefill_batch - 1) / requests_per_s
-    wait_s = _mean_square(steps.decode_s, each, stop_s) / (2 * gap_s)
-    ahead_s = first_s + (most - 1) * stop_s
+    wait_s = _mean_square(steps.decode_s, prefills, stop_s) / (2 * gap_s)
+    ahead_s = first_s + (most_prefills - 1) * stop_s
     return Latencies(
         ttft_s=gather_s / 2 + wait_s + ahead_s + steps.decode_s,
         worst_ttft_s=gather_s + longest_s + ahead_s + steps.decode_s,
         per_token_s=gap_s,
         worst_per_token_s=longest_s,
         requests_per_s=requests_per_s,
-        prefill_busy=each * prefill_s / gap_s,
+        prefill_busy=prefills * prefill_s / gap_s,
         decode_busy=steps.decode_s / gap_s,
     )
 
 
-def _mean_square(decode_s: float, each: float, stop_s: float) -> float:
-    """E[gap^2] where a gap has floor(f) or floor(f) + 1 stops, f in the mean."""
-    few, share = floor(each), each - floor(each)
-    return (1 - share) * (decode_s + few * stop_s) ** 2 + share * (decode_s + (few + 1) * stop_s) ** 2
+def _mean_square(decode_s: float, prefills: float, stop_s: float) -> float:
+    """Return E[gap^2] where a gap has floor(f) or floor(f) + 1 stops, f in the mean."""
+    whole_prefills, share = floor(prefills), prefills - floor(prefills)
+    return (1 - share) * (decode_s + whole_prefills * stop_s) ** 2 + share * (
+        decode_s + (whole_prefills + 1) * stop_s
+    ) ** 2
 
 
 def disaggregated(steps: PhaseTimes, moved: Transfer, prefill_slices: int, decode_slices: int) -> Latencies:
-    """Prefill and decode on slices of their own (chapter, "inference engine"): nobody waits for another's prefill.
+    """Return the latencies of prefill and decode on slices of their own: no request waits for another's prefill.
 
-    A request waits for its prefill and the transfer, then for the decode step that runs (D/2 in the mean, D at worst)
-    and for its own; with p > 1 also until p prompts are there. Gathering copies of a cache on the decode slice is
-    what steps stop for, instead of prefills. Requests per second: the slower of both sides, see `prefill_rate` and
+    Chapter, "inference engine". A request waits for its prefill and the transfer, then for the running decode step (D/2
+    in the mean, D at worst) and for its own; with p > 1 also until p prompts are there. Decode steps stop to gather
+    copies of a cache instead of for prefills. Requests per second are those of the slower phase, see `prefill_rate` and
     `decode_rate`. Transfers go on behind the next prefill and behind decode steps.
     """
     decoding = _continuous(steps, moved.copies_s, moved.copies_s, 0.0)
@@ -133,12 +145,12 @@ def disaggregated(steps: PhaseTimes, moved: Transfer, prefill_slices: int, decod
 
 
 def prefill_rate(steps: PhaseTimes, moved: Transfer) -> float:
-    """Requests/s that one prefill slice does: p / P, or fewer where it cannot send them."""
+    """Return the requests/s of one prefill slice: p / P, or fewer where it cannot send them."""
     return steps.prefill_batch / max(steps.prefill_s, moved.send_load_s)
 
 
 def decode_rate(steps: PhaseTimes, moved: Transfer) -> float:
-    """Requests/s that one decode slice does: b / (O x time per token), or fewer where it cannot receive them."""
+    """Return the requests/s of one decode slice: b / (O x time per token), or fewer where it cannot receive them."""
     gap_s = steps.decode_s + steps.prefills_per_step * moved.copies_s
     decoded = steps.decode_batch / (steps.output * gap_s)
     return min(decoded, moved.requests / moved.receive_load_s)
@@ -146,7 +158,7 @@ def decode_rate(steps: PhaseTimes, moved: Transfer) -> float:
 
 @dataclass(frozen=True)
 class Counts:
-    """Slices of each kind, the exact ratio of prefill to decode slices, and how often this stands to do enough."""
+    """Hold numbers of prefill and decode slices, their exact ratio, and the number of replicas."""
 
     prefill: int
     decode: int
@@ -161,11 +173,12 @@ def slice_counts(
     most_chips: int | None = None,
     least_per_s: float = 0.0,
 ) -> Counts | None:
-    """The fewest chips whose throughput per chip is at least 95% of that at the exact ratio of prefill to decode.
+    """Return the fewest chips whose throughput per chip is at least 95% of that at the exact ratio.
 
-    The rates are requests/s of one slice each, the exact ratio decode_per_s / prefill_per_s; replicas do `least_per_s`
-    together. Where `most_chips` allows no such numbers: the best per chip that it allows; None: it allows none.
-    The chapter-8 example, 0.91 s of prefill, 32 slots, 0.019 s a step, 512 tokens:
+    `prefill_per_s` and `decode_per_s` are requests/s of one slice each, so the exact ratio of prefill to decode slices
+    is decode_per_s / prefill_per_s. The replicas serve at least `least_per_s`. Where `most_chips` allows no such
+    numbers, the best per chip within it are returned; None means that it allows none. Raises `InputError` on rates that
+    are not above 0. The chapter-8 example, 0.91 s of prefill, 32 slots, 0.019 s a step, 512 tokens:
 
     >>> counts = slice_counts(1 / 0.91, 32 / (512 * 0.019))
     >>> counts.prefill, counts.decode, round(counts.ratio, 4)
@@ -176,22 +189,24 @@ def slice_counts(
     ratio = decode_per_s / prefill_per_s
     ideal = decode_per_s / (chips[0] * ratio + chips[1])
 
-    def made(pair: tuple[int, int]) -> _Made:
+    def priced_counts(pair: tuple[int, int]) -> _PricedCounts:
         rate = min(pair[0] * prefill_per_s, pair[1] * decode_per_s)
         once = pair[0] * chips[0] + pair[1] * chips[1]
-        return _Made(Counts(*pair, ratio, replicas_for(least_per_s, rate)), once, rate / once)
+        return _PricedCounts(Counts(*pair, ratio, replicas_for(least_per_s, rate)), once, rate / once)
 
-    best = _fewest_chips(ratio, chips, lambda pair: made(pair).per_chip >= LEAST_EFFICIENCY * ideal, made)
-    if most_chips is None or best.all_chips <= most_chips:
-        return best.counts
-    allowed = [m for m in map(made, _pairs_within(ratio, chips, most_chips)) if m.all_chips <= most_chips]
-    no_better = [m for m in allowed if m.per_chip <= best.per_chip] or allowed  # or more chips could do worse
+    fewest = _fewest_chips(
+        ratio, chips, lambda pair: priced_counts(pair).per_chip >= LEAST_EFFICIENCY * ideal, priced_counts
+    )
+    if most_chips is None or fewest.all_chips <= most_chips:
+        return fewest.counts
+    allowed = [m for m in map(priced_counts, _pairs_within(ratio, chips, most_chips)) if m.all_chips <= most_chips]
+    no_better = [m for m in allowed if m.per_chip <= fewest.per_chip] or allowed  # or more chips could do worse
     return max(no_better, key=lambda m: (m.per_chip, -m.all_chips)).counts if no_better else None
 
 
 @dataclass(frozen=True)
-class _Made:
-    """Counts with the chips of one replica, and requests/s per chip."""
+class _PricedCounts:
+    """Hold counts with the chips of one replica, and requests/s per chip."""
 
     counts: Counts
     chips: int
@@ -203,7 +218,11 @@ class _Made:
 
 
 def replicas_for(least_per_s: float, per_s: float) -> int:
-    """Return how many replicas of `per_s` each reach `least_per_s`; at least one."""
+    """Return the number of replicas, at least 1, of `per_s` requests/s each that serve `least_per_s`.
+
+    >>> replicas_for(10.0, 4.0)
+    3
+    """
     return max(1, ceil(least_per_s / per_s * (1 - 1e-12)))
 
 
@@ -213,26 +232,29 @@ _MOST_OF_FEWER = 20  # of the rarer kind: at 20 rounding the other's number lose
 def _fewest_chips(
     ratio: float,
     chips: tuple[int, int],
-    good: Callable[[tuple[int, int]], bool],
-    made: Callable[[tuple[int, int]], _Made],
-) -> _Made:
-    """The good pair of fewest chips, then of fewest prefill slices; one with at most 20 of the rarer kind is good."""
-    best: _Made | None = None
+    is_good: Callable[[tuple[int, int]], bool],
+    priced_counts: Callable[[tuple[int, int]], _PricedCounts],
+) -> _PricedCounts:
+    """Return the good pair of fewest chips, then of fewest prefill slices.
+
+    A pair with at most 20 of the rarer kind is good.
+    """
+    best: _PricedCounts | None = None
     few_chips, many_chips = chips if ratio < 1 else chips[::-1]
     for few in range(1, _MOST_OF_FEWER + 1):
         if best is not None and few * few_chips + many_chips > best.chips:
             break
         for many in range(1, ceil(few * max(ratio, 1 / ratio)) + 1):
             pair = _in_order(few, many, ratio)
-            if good(pair):
-                best = min((b for b in (best, made(pair)) if b), key=lambda m: (m.chips, m.counts.prefill))
+            if is_good(pair):
+                best = min((b for b in (best, priced_counts(pair)) if b), key=lambda m: (m.chips, m.counts.prefill))
                 break  # more of the other kind only adds chips
     assert best is not None
     return best
 
 
 def _pairs_within(ratio: float, chips: tuple[int, int], most_chips: int) -> list[tuple[int, int]]:
-    """For up to 20 of the rarer kind, the numbers of the other next to the exact ratio, or as many as fit."""
+    """Return, for up to 20 of the rarer kind, the numbers of the other next to the exact ratio or as many as fit."""
     pairs = []
     few_chips, many_chips = chips if ratio < 1 else chips[::-1]
     for few in range(1, _MOST_OF_FEWER + 1):
@@ -242,5 +264,5 @@ def _pairs_within(ratio: float, chips: tuple[int, int], most_chips: int) -> list
 
 
 def _in_order(few: int, many: int, ratio: float) -> tuple[int, int]:
-    """(prefill, decode), where `many` are of the kind that the ratio asks more of."""
+    """Return (prefill, decode), where `many` are of the kind of which the ratio needs more."""
     return (few, many) if ratio < 1 else (many, few)

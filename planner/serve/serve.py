@@ -1,7 +1,7 @@
-"""Serving: a prefill and a decode plan together, on one slice or on two, as the chapter compares them.
+"""Plan serving: a prefill and a decode plan, on one slice or on two, as the chapter compares them.
 
 batched, interleaved    both plans on one slice: the best of every batch, and prefill layouts that share the decode's
-                        weights (`serve.share`); all pairs that fit together
+                        weights (`serve.share`); all pairs that fit on it
 disaggregated           any two slices, also two of one kind: the cache goes over DCN
 """
 
@@ -22,97 +22,115 @@ from planner.query.query import CP_SAT, Progress, silent
 from planner.search.candidate import Candidate
 from planner.serve.coupled import proved_ways
 from planner.serve.query import ServeQuery, Way
-from planner.serve.share import by_letters, leaner, sharing
+from planner.serve.share import by_letters, leaner_decodes, sharing_prefills
 from planner.serve.ways import Priced, numbered, shown, ways_on_one, ways_on_two
 
 PHASES = ("prefill", "decode")
 ON_ONE = ("batched", "interleaved")
 
 
-def make_serving(asked: ServeQuery, progress: Progress = silent) -> PlanFile:
-    """Search both phases and rank the ways to serve. Raises `NothingFits` where there is none."""
+def make_serving(serve_query: ServeQuery, progress: Progress = silent) -> PlanFile:
+    """Search both phases and rank the ways to serve.
+
+    Raises `NothingFits` where there is none, and `KeyboardInterrupt` where an interrupt came before there was one.
+    """
     started = time.perf_counter()
-    swept = _swept(asked, progress)
-    priced = Priced(asked)
-    ways = [*_on_one(asked, swept, priced, progress), *_on_two(asked, swept, priced, progress)]
-    interrupted = _proved(asked, swept, priced, ways, progress) or any(each.interrupted for each in swept.values())
+    swept = _swept(serve_query, progress)
+    priced = Priced(serve_query)
+    ways = [*_on_one(serve_query, swept, priced, progress), *_on_two(serve_query, swept, priced, progress)]
+    interrupted = _proved(serve_query, swept, priced, ways, progress) or any(
+        phase_sweep.interrupted for phase_sweep in swept.values()
+    )
     search = _covered(swept, started, interrupted)
-    meeting = [way for way in ways if not way.missed(asked)]
-    notes = _notes(asked, ways, meeting)
+    meeting = [way for way in ways if not way.missed(serve_query)]
+    notes = _notes(serve_query, ways, meeting)
     if not meeting and interrupted:
         raise KeyboardInterrupt
     if not meeting:
-        raise NothingFits(f"{asked.query.model.name}: " + "; ".join(notes), (), None, search)
-    kept = shown(meeting, asked)
-    plans, numbers = numbered(kept)
+        raise NothingFits(f"{serve_query.query.model.name}: " + "; ".join(notes), (), None, search)
+    shown_ways = shown(meeting, serve_query)
+    plans, numbers = numbered(shown_ways)
     return PlanFile(
         schema=SCHEMA,
         tool_version=VERSION,
-        objective=asked.query.objective,
+        objective=serve_query.query.objective,
         plans=plans,
         rejected=(),
         search=search,
         notes=notes,
-        targets=asked.query.targets.words,
-        prices=dict(asked.query.prices),
+        targets=serve_query.query.targets.words,
+        prices=dict(serve_query.query.prices),
         serving=Serving(
-            input=asked.input,
-            output=asked.output,
-            decode_context=asked.context,
-            entries=tuple(_entry(way, asked, numbers) for way in kept),
+            input=serve_query.input,
+            output=serve_query.output,
+            decode_context=serve_query.context,
+            entries=tuple(_entry(way, serve_query, numbers) for way in shown_ways),
         ),
     )
 
 
-def _swept(asked: ServeQuery, progress: Progress) -> dict[str, Sweep]:
-    """Both phases' sweeps; an interrupt of the second leaves what was found, for the first alone serves nothing."""
-    candidates = {}
+def _swept(serve_query: ServeQuery, progress: Progress) -> dict[str, Sweep]:
+    """Return both phases' sweeps.
+
+    An interrupt of the second keeps the results so far; the first alone cannot serve.
+    """
+    sweeps = {}
     for phase in PHASES:
-        candidates[phase] = sweep(asked.of(phase), partial(_say, progress, phase))
-        if phase == PHASES[0] and candidates[phase].interrupted:
+        sweeps[phase] = sweep(serve_query.phase_query(phase), partial(_say, progress, phase))
+        if phase == PHASES[0] and sweeps[phase].interrupted:
             raise KeyboardInterrupt
-        if not candidates[phase].bests:
-            query, now = asked.of(phase), time.perf_counter()
-            raise nothing_fits(query, candidates[phase].found, candidates[phase].covered(now, now))
-    return candidates
+        if not sweeps[phase].bests:
+            query, now = serve_query.phase_query(phase), time.perf_counter()
+            raise nothing_fits(query, sweeps[phase].results, sweeps[phase].covered(now, now))
+    return sweeps
 
 
 def _say(progress: Progress, phase: str, text: str) -> None:
+    """Report progress of a phase."""
     progress(f"{phase}: {text}")
 
 
-def _on_one(asked: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, progress: Progress) -> list[Way]:
-    """All pairs on each slice of the best of every batch; decodes that fit no prefill are searched with less HBM."""
+def _on_one(serve_query: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, progress: Progress) -> list[Way]:
+    """Return the ways of all pairs on each slice of the best of every batch.
+
+    Decode batches that fit beside no prefill are searched again with less HBM.
+    """
     ways: list[Way] = []
-    for slice_ in asked.query.slices if set(ON_ONE) & set(asked.modes) else ():
+    for slice_ in serve_query.query.slices if set(ON_ONE) & set(serve_query.modes) else ():
         progress(f"pairing prefill and decode on {slice_.name}")
         prefills, decodes = (_of_slice(swept[phase], slice_) for phase in PHASES)
-        here = _pairs(asked, prefills, decodes, priced)
-        without = {d.choice.batch for d in decodes} - {way.decode.batch for way in here}
-        here += _pairs(asked, prefills, leaner(asked, sorted(without), prefills, priced), priced)
-        ways += here
+        slice_ways = _pairs(serve_query, prefills, decodes, priced)
+        unpaired = {d.choice.batch for d in decodes} - {way.decode.batch for way in slice_ways}
+        slice_ways += _pairs(
+            serve_query, prefills, leaner_decodes(serve_query, sorted(unpaired), prefills, priced), priced
+        )
+        ways += slice_ways
     return ways
 
 
-def _pairs(asked: ServeQuery, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced) -> list[Way]:
-    """The ways of one slice's prefills, and of those that share a decode's weights, with each decode."""
+def _pairs(
+    serve_query: ServeQuery, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
+) -> list[Way]:
+    """Return the ways of one slice's prefills, and of those that share a decode's weights, with each decode."""
     ways: list[Way] = []
     for alike in by_letters(decodes):
-        for prefill, decode in product((*prefills, *sharing(asked, alike, prefills, priced)), alike):
-            ways += ways_on_one(asked, decode.slice_, priced.plan(prefill), priced.plan(decode))
+        for prefill, decode in product((*prefills, *sharing_prefills(serve_query, alike, prefills, priced)), alike):
+            ways += ways_on_one(serve_query, decode.slice_, priced.plan(prefill), priced.plan(decode))
     return ways
 
 
-def _proved(asked: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, ways: list[Way], progress: Progress) -> bool:
-    """Add the pairs that CP-SAT finds; whether an interrupt ended it."""
-    if asked.query.solver != CP_SAT:
+def _proved(
+    serve_query: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, ways: list[Way], progress: Progress
+) -> bool:
+    """Add the pairs that CP-SAT finds, and return whether an interrupt ended it."""
+    if serve_query.query.solver != CP_SAT:
         return False
     try:
-        for slice_ in asked.query.slices:
-            best = ([priced.plan(one) for one in _of_slice(swept[phase], slice_)] for phase in PHASES)
-            pairs = [(p, d) for p, d in product(*best) if p.batch <= d.batch]
-            here = [way for way in ways if way.together and way.decode.slice == slice_.name]
-            for way in proved_ways(asked, slice_, pairs, here, progress):
+        for slice_ in serve_query.query.slices:
+            plans = ([priced.plan(candidate) for candidate in _of_slice(swept[phase], slice_)] for phase in PHASES)
+            pairs = [(p, d) for p, d in product(*plans) if p.batch <= d.batch]
+            slice_ways = [way for way in ways if way.together and way.decode.slice == slice_.name]
+            for way in proved_ways(serve_query, slice_, pairs, slice_ways, progress):
                 ways.append(way)
     except KeyboardInterrupt:
         if not ways:
@@ -122,53 +140,61 @@ def _proved(asked: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, ways:
 
 
 def _of_slice(swept: Sweep, slice_: Slice) -> list[Candidate]:
-    return [one for one in swept.bests if one.slice_.name == slice_.name]
+    """Return the candidates of one slice."""
+    return [candidate for candidate in swept.bests if candidate.slice_.name == slice_.name]
 
 
-def _on_two(asked: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, progress: Progress) -> list[Way]:
-    if "disaggregated" not in asked.modes:
+def _on_two(serve_query: ServeQuery, swept: Mapping[str, Sweep], priced: Priced, progress: Progress) -> list[Way]:
+    """Return the ways of disaggregated serving."""
+    if "disaggregated" not in serve_query.modes:
         return []
     progress("pairing prefill and decode slices")
-    return list(ways_on_two(asked, swept["prefill"].bests, swept["decode"].bests, priced))
+    return list(ways_on_two(serve_query, swept["prefill"].bests, swept["decode"].bests, priced))
 
 
 def _covered(swept: Mapping[str, Sweep], started: float, interrupted: bool) -> Search:
-    how = INTERRUPTED if interrupted else "exhaustive, each phase and batch alone"
-    return covered((one for each in swept.values() for one in each.found.values()), started, how)
+    """Describe the search of both phases."""
+    proved_by = INTERRUPTED if interrupted else "exhaustive, each phase and batch alone"
+    return covered(
+        (result for phase_sweep in swept.values() for result in phase_sweep.results.values()), started, proved_by
+    )
 
 
-def _notes(asked: ServeQuery, ways: Sequence[Way], meeting: Sequence[Way]) -> tuple[str, ...]:
-    """Return, for every way to serve that was asked for and not found, the reason."""
+def _notes(serve_query: ServeQuery, ways: Sequence[Way], meeting: Sequence[Way]) -> tuple[str, ...]:
+    """Return for every requested way to serve that was not found the reason."""
     notes = []
-    for mode in asked.modes:
-        every = [way for way in ways if way.mode == mode]
-        if not every:
+    for mode in serve_query.modes:
+        mode_ways = [way for way in ways if way.mode == mode]
+        if not mode_ways:
             notes.append(f"{mode}: {_why_none(mode)}")
         elif not any(way.mode == mode for way in meeting):
-            notes.append(f"{mode}: {_closest(every, asked)}")
+            notes.append(f"{mode}: {_closest(mode_ways, serve_query)}")
     return tuple(notes)
 
 
 def _why_none(mode: str) -> str:
+    """Return the reason why a mode has no way at all."""
     if mode in ON_ONE:
         return "no prefill and decode plan fit on one slice together"
     return "no pair of slices is within the most chips"
 
 
-def _closest(ways: Sequence[Way], asked: ServeQuery) -> str:
-    """The way that misses fewest targets, the best of these, and what it misses."""
-    best = min(ways, key=lambda way: (len(way.missed(asked)), way.rank(asked)))
-    pace, targets = best.pace, asked.query.targets
-    missed = ", ".join(targets.says(target) for target in best.missed(asked))
+def _closest(ways: Sequence[Way], serve_query: ServeQuery) -> str:
+    """Describe the best of the ways that miss fewest targets."""
+    best = min(ways, key=lambda way: (len(way.missed(serve_query)), way.rank(serve_query)))
+    latencies, targets = best.pace, serve_query.query.targets
+    missed = ", ".join(targets.says(target) for target in best.missed(serve_query))
     return (
         f"none of {len(ways)} ways meets {missed}; the best has at worst "
-        f"{pace.worst_ttft_s * 1e3:.4g} ms to the first token, {pace.worst_per_token_s * 1e3:.4g} ms per token, and "
-        f"{best.tokens_per_s(asked):.4g} tokens/s on {best.chips} chips"
+        f"{latencies.worst_ttft_s * 1e3:.4g} ms to the first token, "
+        f"{latencies.worst_per_token_s * 1e3:.4g} ms per token, and "
+        f"{best.tokens_per_s(serve_query):.4g} tokens/s on {best.chips} chips"
     )
 
 
-def _entry(way: Way, asked: ServeQuery, numbers: Mapping[int, int]) -> ServingEntry:
-    tokens_per_s = way.tokens_per_s(asked)
+def _entry(way: Way, serve_query: ServeQuery, numbers: Mapping[int, int]) -> ServingEntry:
+    """Return the way as an entry of the plan file."""
+    tokens_per_s = way.tokens_per_s(serve_query)
     return ServingEntry(
         mode=way.mode,
         prefill=numbers[id(way.prefill)],
@@ -181,7 +207,7 @@ def _entry(way: Way, asked: ServeQuery, numbers: Mapping[int, int]) -> ServingEn
         pace=way.pace,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_chip=tokens_per_s / way.chips,
-        dollars_per_million_tokens=way.dollars(asked),
+        dollars_per_million_tokens=way.dollars(serve_query),
         transfer=way.transfer,
         together=way.together,
     )

@@ -1,4 +1,4 @@
-"""The ways to serve with plans of both phases: every pair on one slice, and the pairs that matter on two."""
+"""Build the ways to serve with plans of both phases: every pair on one slice, and the relevant pairs on two."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from planner.serve.rates import (
     slice_counts,
 )
 
-PACES = {"batched": batched, "interleaved": interleaved}
-"""The ways to serve on one slice."""
+LATENCIES_OF = {"batched": batched, "interleaved": interleaved}
+"""Latency formula of each way to serve on one slice."""
 
 PAIRS_IN_FULL = 1024
 """With more pairs of plans than this, two slices are paired from the best of each phase only (`front`)."""
@@ -34,50 +34,52 @@ PAIRS_IN_FULL = 1024
 
 @dataclass(frozen=True)
 class Priced:
-    """Candidates priced in full, each once: equal candidates give the same plan."""
+    """Price candidates in full, each once: equal candidates have the same plan."""
 
-    asked: ServeQuery
+    serve_query: ServeQuery
     plans: dict[tuple[str, str, Choice], Plan] = field(default_factory=dict)
 
     def plan(self, candidate: Candidate) -> Plan:
-        """The plan of a candidate."""
+        """Return the plan of a candidate."""
         phase = candidate.problem.work.phase
         key = (phase, candidate.slice_.name, candidate.choice)
         if key not in self.plans:
-            self.plans[key] = price_candidate(candidate, self.asked.of(phase))
+            self.plans[key] = price_candidate(candidate, self.serve_query.phase_query(phase))
         return self.plans[key]
 
 
-def steps_of(asked: ServeQuery, prefill: Plan, decode: Plan, held: SharedHbm | None = None) -> PhaseTimes:
-    """The seconds of two plans, and of what lies between them on one slice."""
+def steps_of(serve_query: ServeQuery, prefill: Plan, decode: Plan, shared_hbm: SharedHbm | None = None) -> PhaseTimes:
+    """Return the seconds of two plans, and of the moves between them on one slice."""
     return PhaseTimes(
         prefill_s=prefill.cost.step_s,
         prefill_batch=prefill.batch,
         decode_s=decode.cost.step_s,
         decode_batch=decode.batch,
-        output=asked.output,
-        insert_s=held.insert.seconds if held else 0.0,
-        switch_s=held.switch.seconds if held else 0.0,
+        output=serve_query.output,
+        insert_s=shared_hbm.insert.seconds if shared_hbm else 0.0,
+        switch_s=shared_hbm.switch.seconds if shared_hbm else 0.0,
     )
 
 
-def ways_on_one(asked: ServeQuery, slice_: Slice, prefill: Plan, decode: Plan) -> Iterator[Way]:
-    """Batched and interleaved serving with both plans on one slice, where they fit together."""
+def ways_on_one(serve_query: ServeQuery, slice_: Slice, prefill: Plan, decode: Plan) -> Iterator[Way]:
+    """Yield batched and interleaved serving with both plans on one slice, where they fit."""
     if prefill.batch > decode.batch:
         return
     pair = Pair(prefill, decode, slice_)
-    for mode in PACES:
+    for mode in LATENCIES_OF:
         at_once = mode == "batched" and prefill_steps(prefill, decode) == 1
-        held = pair.kept(at_once=at_once) if mode in asked.modes else None
-        if held is not None:
-            yield way_on_one(asked, mode, prefill, decode, steps_of(asked, prefill, decode, held), held)
+        shared_hbm = pair.shared_hbm(at_once=at_once) if mode in serve_query.modes else None
+        if shared_hbm is not None:
+            yield way_on_one(
+                serve_query, mode, prefill, decode, steps_of(serve_query, prefill, decode, shared_hbm), shared_hbm
+            )
 
 
 def way_on_one(
-    asked: ServeQuery, mode: str, prefill: Plan, decode: Plan, steps: PhaseTimes, held: SharedHbm | None
+    serve_query: ServeQuery, mode: str, prefill: Plan, decode: Plan, steps: PhaseTimes, shared_hbm: SharedHbm | None
 ) -> Way:
-    """Batched or interleaved serving at these seconds, as often as is asked for."""
-    pace = PACES[mode](steps)
+    """Return batched or interleaved serving at these seconds, with as many replicas as the target needs."""
+    latencies = LATENCIES_OF[mode](steps)
     way = Way(
         mode=mode,
         prefill=prefill,
@@ -86,45 +88,52 @@ def way_on_one(
         decode_slices=1,
         ratio=None,
         replicas=1,
-        pace=pace,
-        together=held,
+        pace=latencies,
+        together=shared_hbm,
     )
-    return way.with_replicas(replicas_for(_least(asked), pace.requests_per_s))
+    return way.with_replicas(replicas_for(_least_requests_per_s(serve_query), latencies.requests_per_s))
 
 
-def _least(asked: ServeQuery) -> float:
-    """Requests/s that are asked for."""
-    return (asked.query.targets.min_tokens_per_s or 0.0) / asked.output
+def _least_requests_per_s(serve_query: ServeQuery) -> float:
+    """Return the least requests/s that the targets require."""
+    return (serve_query.query.targets.min_tokens_per_s or 0.0) / serve_query.output
 
 
 def ways_on_two(
-    asked: ServeQuery, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
+    serve_query: ServeQuery, prefills: Sequence[Candidate], decodes: Sequence[Candidate], priced: Priced
 ) -> Iterator[Way]:
-    """Disaggregated serving: every prefill plan with every decode plan, or the fronts' where these are too many."""
+    """Yield disaggregated serving of every prefill plan with every decode plan.
+
+    Where these are more than `PAIRS_IN_FULL` pairs, only the Pareto fronts are paired.
+    """
     if len(prefills) * len(decodes) > PAIRS_IN_FULL:
         prefills, decodes = front(prefills), front(decodes)
-    sources = [_end(asked, one, priced) for one in prefills]
-    targets = [_end(asked, one, priced) for one in decodes]
+    sources = [_end(serve_query, candidate, priced) for candidate in prefills]
+    targets = [_end(serve_query, candidate, priced) for candidate in decodes]
     for prefill, source in sources:
         for decode, target in targets:
-            way = _apart(asked, prefill, source, decode, target)
+            way = _disaggregated_way(serve_query, prefill, source, decode, target)
             if way is not None:
                 yield way
 
 
-def _end(asked: ServeQuery, candidate: Candidate, priced: Priced) -> tuple[Plan, TransferEnd]:
+def _end(serve_query: ServeQuery, candidate: Candidate, priced: Priced) -> tuple[Plan, TransferEnd]:
+    """Return a candidate's plan, and its end of the transfer."""
     plan = priced.plan(candidate)
-    return plan, transfer_end_of(plan, candidate.slice_, asked.input)
+    return plan, transfer_end_of(plan, candidate.slice_, serve_query.input)
 
 
-def _apart(asked: ServeQuery, prefill: Plan, source: TransferEnd, decode: Plan, target: TransferEnd) -> Way | None:
-    moved, steps = transfer(source, target, prefill.batch), steps_of(asked, prefill, decode)
+def _disaggregated_way(
+    serve_query: ServeQuery, prefill: Plan, source: TransferEnd, decode: Plan, target: TransferEnd
+) -> Way | None:
+    """Return disaggregated serving of two plans, or None where the chips allow no numbers of slices."""
+    moved, steps = transfer(source, target, prefill.batch), steps_of(serve_query, prefill, decode)
     counts = slice_counts(
         prefill_rate(steps, moved),
         decode_rate(steps, moved),
         (prefill.chips, decode.chips),
-        asked.query.targets.max_chips,
-        _least(asked),
+        serve_query.query.targets.max_chips,
+        _least_requests_per_s(serve_query),
     )
     if counts is None:
         return None
@@ -142,33 +151,39 @@ def _apart(asked: ServeQuery, prefill: Plan, source: TransferEnd, decode: Plan, 
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other of their kind of chip beats in step seconds, tokens/s per chip, and chips."""
+    """Return the candidates that no other of the same kind of chip dominates.
 
-    def key(one: Candidate) -> tuple[float, float, int]:
-        return one.choice.step_s, -one.tokens_per_s_per_chip, one.slice_.chips
+    Compared are seconds of a step, tokens/s per chip, and chips.
+    """
+
+    def key(candidate: Candidate) -> tuple[float, float, int]:
+        return candidate.choice.step_s, -candidate.tokens_per_s_per_chip, candidate.slice_.chips
 
     by_chip: dict[str, list[Candidate]] = {}
-    for one in sorted(candidates, key=lambda c: (key(c), c.slice_.name, c.choice.batch)):
-        by_chip.setdefault(one.slice_.chip.name, []).append(one)
-    return [one for alike in by_chip.values() for one in undominated(alike, key)]
+    for candidate in sorted(candidates, key=lambda c: (key(c), c.slice_.name, c.choice.batch)):
+        by_chip.setdefault(candidate.slice_.chip.name, []).append(candidate)
+    return [candidate for same_chip in by_chip.values() for candidate in undominated(same_chip, key)]
 
 
-def shown(ways: Sequence[Way], asked: ServeQuery) -> list[Way]:
-    """Best first: the best of every mode, then of every mode and slices, `top` in all (but every mode's best)."""
-    ranked = sorted(ways, key=lambda way: way.rank(asked))
-    modes: dict[str, Way] = {}
-    places: dict[tuple[str, str, str], Way] = {}
+def shown(ways: Sequence[Way], serve_query: ServeQuery) -> list[Way]:
+    """Return the ways to show, best first: the best of every mode, then of every mode and pair of slices.
+
+    There are `top` in all, but at least every mode's best.
+    """
+    ranked = sorted(ways, key=lambda way: way.rank(serve_query))
+    best_of_mode: dict[str, Way] = {}
+    best_of_slices: dict[tuple[str, str, str], Way] = {}
     for way in ranked:
-        modes.setdefault(way.mode, way)
-        places.setdefault((way.mode, way.prefill.slice, way.decode.slice), way)
-    first = list(modes.values())
-    rest = [way for way in places.values() if not any(way is one for one in first)]
-    kept = [*first, *rest[: max(0, asked.query.top - len(first))]]
-    return sorted(kept, key=lambda way: way.rank(asked))
+        best_of_mode.setdefault(way.mode, way)
+        best_of_slices.setdefault((way.mode, way.prefill.slice, way.decode.slice), way)
+    first = list(best_of_mode.values())
+    rest = [way for way in best_of_slices.values() if not any(way is best for best in first)]
+    result = [*first, *rest[: max(0, serve_query.query.top - len(first))]]
+    return sorted(result, key=lambda way: way.rank(serve_query))
 
 
 def numbered(ways: Sequence[Way]) -> tuple[tuple[Plan, ...], Mapping[int, int]]:
-    """The plans of the ways, each once, in the order in which they come; their numbers from 1, by identity."""
+    """Return the plans of the ways, each once, in order of appearance, and their numbers from 1 by `id`."""
     plans: list[Plan] = []
     numbers: dict[int, int] = {}
     for way in ways:

@@ -1,1 +1,1 @@
-"""`validate`: predictions beside published measurements."""
+"""Compare predictions with published measurements (`validate`)."""

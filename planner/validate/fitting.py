@@ -1,7 +1,7 @@
-"""Calibration: at most five constants fitted to measured seconds, their intervals, and scores on points not fitted.
+"""Calibrate: fit at most five constants to measured seconds, with intervals, and score points that were not fitted.
 
-Least squares (scipy) of log(predicted / measured), each point trusted to 5%, outliers counted by their size and not
-its square. Weak priors at the chip's own constants: one that the points do not determine stays there.
+The fit is least squares (scipy) of log(predicted / measured). Each point is trusted to 5%, and outliers count by their
+size and not its square. Weak priors at the chip's own constants keep a constant there that the points do not determine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.validate.terms import Terms
 from strategies.readers.rates import Floats
 
 TRUSTED = 0.05
-"""Relative error of one measurement that is no surprise."""
+"""Expected relative error of one measurement."""
 
 CONSTANTS = ("hbm", "matmul", "link", "hop", "launch_s")
 PRIORS = {"hbm": 0.08, "matmul": 0.12, "link": 0.05, "hop": 0.5, "launch_s": 10e-6}
@@ -29,7 +29,7 @@ _BOUNDS = {"hbm": (0.3, 1.0), "matmul": (0.2, 1.0), "link": (0.2, 1.0), "hop": (
 
 @dataclass(frozen=True)
 class ConstantsFit:
-    """Fitted constants and, for those that were free, the 95% confidence interval."""
+    """Hold fitted constants and, for those that were free, the 95% confidence interval."""
 
     reached: Reached
     intervals: dict[str, tuple[float, float]]
@@ -38,13 +38,16 @@ class ConstantsFit:
 def fit(
     terms: Terms, measured_s: Floats, start: Reached, free: Sequence[str] = CONSTANTS, *, priors: bool = True
 ) -> ConstantsFit:
-    """Fit the free constants, from `start`, where the others stay."""
+    """Fit the free constants to `measured_s` [points]; the others stay at `start`.
+
+    Without `priors` only the points determine the constants, and the interval scales with their residuals.
+    """
     from scipy.optimize import least_squares  # loaded only where something is fitted
     from scipy.stats import t as student
 
     units = np.array([_UNITS.get(name, 1.0) for name in free])
     low, high = np.array([_BOUNDS[name] for name in free]).T / units
-    first = np.clip(np.array([getattr(start, name) for name in free]) / units, low + 1e-9, high - 1e-9)
+    first_values = np.clip(np.array([getattr(start, name) for name in free]) / units, low + 1e-9, high - 1e-9)
     spread = np.array([PRIORS[name] for name in free]) / units
 
     def reached(x: Floats) -> Reached:
@@ -54,18 +57,22 @@ def fit(
         return np.asarray(np.log(terms.seconds(reached(x)) / measured_s) / TRUSTED)
 
     def residuals(x: Floats) -> Floats:
-        residuals_ = errors(x)
-        soft = np.sign(residuals_) * np.sqrt(2 * (np.sqrt(1 + residuals_**2) - 1))
-        return np.concatenate([soft, (x - first) / spread]) if priors else soft
+        log_errors = errors(x)
+        soft_errors = np.sign(log_errors) * np.sqrt(2 * (np.sqrt(1 + log_errors**2) - 1))
+        return np.concatenate([soft_errors, (x - first_values) / spread]) if priors else soft_errors
 
-    best = least_squares(residuals, first, bounds=(low, high), x_scale=spread, xtol=1e-12, ftol=1e-12, gtol=1e-12)
+    best = least_squares(
+        residuals, first_values, bounds=(low, high), x_scale=spread, xtol=1e-12, ftol=1e-12, gtol=1e-12
+    )
     slopes = np.asarray(best.jac, dtype=float)
     freedom = max(1, len(measured_s) - len(free))
     variance = (
         max(1.0, float((errors(best.x) ** 2).sum()) / freedom) if priors else float((best.fun**2).sum()) / freedom
     )
-    half = student.ppf(0.975, freedom) * np.sqrt(np.maximum(0.0, np.diag(np.linalg.pinv(slopes.T @ slopes))) * variance)
-    ends = zip(np.maximum(low, best.x - half) * units, np.minimum(high, best.x + half) * units, strict=True)
+    half_width = student.ppf(0.975, freedom) * np.sqrt(
+        np.maximum(0.0, np.diag(np.linalg.pinv(slopes.T @ slopes))) * variance
+    )
+    ends = zip(np.maximum(low, best.x - half_width) * units, np.minimum(high, best.x + half_width) * units, strict=True)
     return ConstantsFit(reached(best.x), {name: (float(a), float(b)) for name, (a, b) in zip(free, ends, strict=True)})
 
 
@@ -78,11 +85,11 @@ def left_out(
     *,
     priors: bool = True,
 ) -> Floats:
-    """The seconds of each point by a fit of the points of all other configurations."""
-    predicted = np.empty(len(measured_s))
-    for one in dict.fromkeys(configurations):
-        others = [i for i, name in enumerate(configurations) if name != one]
-        held_out = [i for i, name in enumerate(configurations) if name == one]
+    """Return the seconds [points] predicted for each point by a fit of the points of all other configurations."""
+    result = np.empty(len(measured_s))
+    for configuration in dict.fromkeys(configurations):
+        others = [i for i, name in enumerate(configurations) if name != configuration]
+        left_out_points = [i for i, name in enumerate(configurations) if name == configuration]
         constants = fit(terms.of(others), measured_s[others], start, free, priors=priors).reached
-        predicted[held_out] = terms.of(held_out).seconds(constants)
-    return predicted
+        result[left_out_points] = terms.of(left_out_points).seconds(constants)
+    return result

@@ -1,4 +1,4 @@
-"""Published measurements: sets of facts read from data/measured/*.toml, each with its source, software and date."""
+"""Read published measurements: data sets in data/measured/*.toml, each with its source, software and date."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ Kind = Literal["AllGather", "ReduceScatter", "AllReduce", "AllToAll", "Collectiv
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a data set says: frozen, by keyword, no unknown fields."""
+    """Base of the parts of a data set: frozen, by keyword, without unknown fields."""
 
 
 class ErrorTarget(Fact, frozen=True, kw_only=True):
-    """An error that must not be exceeded; `of`: a table, curve or `fit` (the points it was fitted on), else all."""
+    """State an error that must not be exceeded.
+
+    `of` is a table, a curve or `fit` (the points on which it was fitted), else all points.
+    """
 
     what: What
     at_most: float
@@ -35,7 +38,7 @@ class ErrorTarget(Fact, frozen=True, kw_only=True):
 
 
 class Head(Fact, frozen=True, kw_only=True):
-    """The facts of every data set: title, where and when it was measured, what is inferred and what is not modelled."""
+    """Hold the head of every set: title, place and date of measurement, and inferred or unmodelled properties."""
 
     title: str
     source: str
@@ -48,7 +51,11 @@ class Head(Fact, frozen=True, kw_only=True):
 
 
 class StepPoint(Fact, frozen=True, kw_only=True):
-    """One measured step. `readings`: several of one step, of which the geometric mean counts."""
+    """Hold one measured step, in seconds.
+
+    `readings` are several measurements of the step, whose geometric mean counts. Raises `InputError` unless exactly one
+    of `step_s` and `readings` is set, above 0.
+    """
 
     layout: str
     batch: int
@@ -62,20 +69,20 @@ class StepPoint(Fact, frozen=True, kw_only=True):
     capacity: int | None = None
 
     def __post_init__(self) -> None:
-        given = self.readings or (self.step_s or 0.0,)
-        if (self.step_s is None) == (not self.readings) or min(given) <= 0:
+        seconds = self.readings or (self.step_s or 0.0,)
+        if (self.step_s is None) == (not self.readings) or min(seconds) <= 0:
             raise InputError(
                 f"point {self.name or self.layout} at batch {self.batch}: expected step_s or readings, > 0"
             )
 
     @property
     def seconds(self) -> float:
-        """Return the measured seconds."""
+        """Measured seconds, the geometric mean of several readings."""
         return self.step_s or math.exp(sum(map(math.log, self.readings)) / len(self.readings))
 
 
 class Race(Fact, frozen=True, kw_only=True):
-    """Published layouts that are priced side by side; `first` is the one that its authors found fastest."""
+    """List published layouts to price side by side; `first` is the one that its authors measured as fastest."""
 
     phase: str
     batch: int
@@ -86,11 +93,12 @@ class Race(Fact, frozen=True, kw_only=True):
 
 
 class StepSet(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
-    """Whole steps of a model on a slice, or, with `only`, the bodies of these components.
+    """Hold whole steps of a model on a slice, or, with `only`, the bodies of these components.
 
-    `leave_out`: the fields of a point that name its configuration. `ranked_apart`: pairs of layouts measured further
-    apart than this must be ranked right. `best_of`: tables whose layouts were chosen as the best ones. `knee`: the
-    batch from which on a step grows with it, as the source has it.
+    `leave_out` has the fields of a point that name its configuration. Pairs of layouts measured further apart than
+    `ranked_apart` must be ranked right. `best_of` has tables whose layouts were chosen as the best ones. `knee` is the
+    batch from which on a step grows with it, as in the source. Raises `InputError` where points, layouts, contexts and
+    targets do not match.
     """
 
     model: str | Model
@@ -120,14 +128,14 @@ class StepSet(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
 
 
 class CurvePoint(Fact, frozen=True, kw_only=True):
-    """Seconds of one collective whose gathered array has these bytes."""
+    """Hold the seconds of one collective whose gathered array has these bytes."""
 
     bytes: float
     seconds: float
 
 
 class Curve(Fact, frozen=True, kw_only=True):
-    """One collective over one group at many sizes. `group`: pieces as (torus axis, stride, size)."""
+    """Hold one collective over one group at many sizes; `group` has pieces as (torus axis, stride, size)."""
 
     name: str
     slice: str
@@ -140,7 +148,7 @@ class Curve(Fact, frozen=True, kw_only=True):
 
 
 class Check(Fact, frozen=True, kw_only=True):
-    """A single measured collective, predicted with the constants of a curve and never fitted."""
+    """Hold a single measured collective, predicted with the constants of a curve and never fitted."""
 
     slice: str
     collective: Kind
@@ -151,7 +159,7 @@ class Check(Fact, frozen=True, kw_only=True):
 
 
 class CurveSet(Head, frozen=True, kw_only=True, tag="collectives", tag_field="kind"):
-    """Curves of collectives, of which the points between two sizes are fitted, each curve by itself."""
+    """Hold curves of collectives, each fitted by itself on the points between two sizes in bytes."""
 
     bytes_from: float
     bytes_to: float
@@ -160,7 +168,7 @@ class CurveSet(Head, frozen=True, kw_only=True, tag="collectives", tag_field="ki
 
 
 class Limit(Fact, frozen=True, kw_only=True):
-    """The longest context whose cache fits."""
+    """Hold the longest context whose cache fits."""
 
     name: str
     kv_heads: int
@@ -171,7 +179,7 @@ class Limit(Fact, frozen=True, kw_only=True):
 
 
 class LimitSet(Head, frozen=True, kw_only=True, tag="max-context", tag_field="kind"):
-    """Longest contexts of one model and mesh in a given budget for the cache."""
+    """Hold the longest contexts of one model and mesh in a given budget for the cache, in bytes."""
 
     model: str
     slice: str
@@ -183,7 +191,7 @@ class LimitSet(Head, frozen=True, kw_only=True, tag="max-context", tag_field="ki
 
 
 class Served(Fact, frozen=True, kw_only=True):
-    """Tokens per second of a server, prefill included."""
+    """Hold the tokens per second of a server, prefill included."""
 
     model: str
     weights: str
@@ -193,7 +201,7 @@ class Served(Fact, frozen=True, kw_only=True):
 
 
 class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"):
-    """Served throughput, which decoding alone must exceed: a bound, not a time."""
+    """Hold served throughput, which decoding alone must exceed: a bound, not a time."""
 
     slice: str
     layout: Layout
@@ -201,7 +209,7 @@ class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"
 
 
 class Rate(Fact, frozen=True, kw_only=True):
-    """A microbenchmark of a chip's constant: `rate` of one device, in the data sheet's unit."""
+    """Hold the rate that one microbenchmark reached, of one device and in the data sheet's unit."""
 
     chip: str
     constant: Literal["hbm", "matmul", "link"]
@@ -210,7 +218,7 @@ class Rate(Fact, frozen=True, kw_only=True):
 
 
 class RateSet(Head, frozen=True, kw_only=True, tag="microbenchmarks", tag_field="kind"):
-    """Rates that benchmarks of one operation reached, which are the defaults of their chips."""
+    """Hold rates that benchmarks of one operation reached; they are the defaults of their chips."""
 
     points: tuple[Rate, ...]
 
@@ -219,7 +227,7 @@ Measured = StepSet | CurveSet | LimitSet | ServedSet | RateSet
 
 
 def set_names(folder: Path = MEASURED) -> tuple[str, ...]:
-    """The names of the data sets.
+    """Return the names of the data sets.
 
     >>> set_names()[1:3]
     ('llama2-v5e8-serving', 'llama3-70b-v5e16')
@@ -228,15 +236,15 @@ def set_names(folder: Path = MEASURED) -> tuple[str, ...]:
 
 
 def read_set(name: str, folder: Path = MEASURED) -> Measured:
-    """The data set of that name; raises `InputError` where there is none, or where its file is none."""
+    """Read the data set of that name; raise `InputError` where there is none, or where its file is not valid."""
     known = set_names(folder)
     if name not in known:
         raise InputError(f"no data set '{name}'; closest: {closest(name, known)}")
     path = folder / f"{name}.toml"
     try:
-        data: Measured = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Measured)
+        data_set: Measured = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Measured)
     except OSError as error:
         raise InputError(f"{path}: cannot read the data set: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"{path}: not a data set: {error}") from error
-    return data
+    return data_set

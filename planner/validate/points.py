@@ -1,4 +1,4 @@
-"""Measured points, priced by the programs of their layouts."""
+"""Price measured points by the programs of their layouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from strategies.readers.rates import Rates, tabulate_rates
 
 
 def model_of(name: str | Model, heads: int | None = None, **attention: int) -> Model:
-    """A built-in model, with that many query heads (padded ones included) and other sizes of its attention."""
+    """Return a model with `heads` query heads (padded ones included) and other sizes of its attention."""
     model = load_model(name) if isinstance(name, str) else name
     sizes = attention | ({"N": heads} if heads else {})
     groups = tuple(
@@ -37,21 +37,21 @@ def model_of(name: str | Model, heads: int | None = None, **attention: int) -> M
 
 
 def price_one(given: Layout, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
-    """A given layout at the workload's one batch."""
+    """Return the plan of a given layout at the workload's one batch."""
     layout = bind_checked(given, slice_, components(model, work), Path(where))
     batch = work.batches[0]
     return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
 
 
 def workload(data: StepSet, point: StepPoint) -> Workload:
-    """Return the workload that was run at a point."""
+    """Return the workload of a point."""
     dtypes = data.dtypes if point.weights is None else msgspec.structs.replace(data.dtypes, weights=point.weights)
     context = point.context or data.context or 1
     return Workload(phase=point.phase or data.phase, batches=(point.batch,), context=context, dtypes=dtypes)
 
 
 def plans_of(data: StepSet, slice_: Slice) -> list[Plan]:
-    """The plan of every point of a set, on its slice at some constants."""
+    """Return the plan of every point of a set, on its slice at some constants."""
     model = model_of(data.model, data.heads)
     priced: dict[tuple[str, Workload], Plan] = {}
     for point in data.points:
@@ -62,18 +62,18 @@ def plans_of(data: StepSet, slice_: Slice) -> list[Plan]:
 
 
 def counts(data: StepSet, step: StepPlan) -> bool:
-    """Return whether a step was measured: all of them, or the bodies of the set's components."""
+    """Return whether a step was measured: all were, or the bodies of the set's components."""
     return not data.only or (step.part == "body" and step.component in data.only)
 
 
 def terms_of_steps(data: StepSet) -> Terms:
-    """The terms of every point of a set."""
+    """Return the terms of every point of a set."""
     plans = plans_of(data, parse_slice(data.slice).reaching(AT_ONE))
     return terms_of(plans, lambda step: counts(data, step))
 
 
 def data_sheet_of_steps(data: StepSet) -> tuple[list[float], list[float]]:
-    """Lower bound and estimate of every point by the data sheet alone."""
+    """Return the lower bound and the estimate of every point in seconds, by the data sheet alone."""
     slice_ = parse_slice(data.slice)
     bounds = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_.at_data_sheet))
     estimates = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_at(slice_, "data-sheet")))
@@ -81,19 +81,20 @@ def data_sheet_of_steps(data: StepSet) -> tuple[list[float], list[float]]:
 
 
 def _roof_and_comm_s(data: StepSet, plan: Plan) -> tuple[float, float]:
+    """Return the seconds of FLOPs or HBM, and of collectives, of the measured steps."""
     steps = [s for s in plan.cost.steps if counts(data, s)]
     roof_s = sum(s.layers * max(s.flops_s, s.hbm_s) for s in steps)
     return roof_s, sum(s.layers * c.seconds(None) for s in steps for c in s.comms)
 
 
 def rates_of(slice_: Slice, group: tuple[tuple[str, int, int], ...]) -> Rates:
-    """The rates of one mesh axis made of these pieces (torus axis, stride, size)."""
+    """Return the rates of one mesh axis made of these pieces (torus axis, stride, size)."""
     names = [axis.name for axis in slice_.axes]
     return tabulate_rates(slice_, [[Piece(names.index(axis), stride, size) for axis, stride, size in group]])
 
 
 def terms_of_curve(curve: Curve, sizes: Sequence[float]) -> Terms:
-    """The terms of one collective at several sizes of its gathered array."""
+    """Return the terms of one collective at several sizes of its gathered array, in bytes."""
     rates = rates_of(parse_slice(curve.slice).reaching(AT_ONE), curve.group)
     kind = curve.collective
     per_byte, hops_s, launches = (
@@ -105,11 +106,11 @@ def terms_of_curve(curve: Curve, sizes: Sequence[float]) -> Terms:
 def collective_s(
     slice_: Slice, kind: str, group: tuple[tuple[str, int, int], ...], sizes: Sequence[float]
 ) -> list[float]:
-    """Seconds of one collective at several sizes of its gathered array, at the slice's constants."""
+    """Return the seconds of one collective at several sizes of its gathered array, at the slice's constants."""
     rates = rates_of(slice_, group)
     return [rates.seconds(kind, size) for size in sizes]
 
 
 def default_of(slice_: Slice) -> Reached:
-    """The chip's own constants."""
+    """Return the chip's own constants."""
     return slice_.chip.reached or AT_ONE

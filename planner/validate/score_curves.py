@@ -1,4 +1,4 @@
-"""Scores of collectives: one calibration (launch and efficiency) per curve, scored on what it was not fitted on, too.
+"""Score collectives: one calibration (launch and efficiency) per curve, also on the points that it left out.
 
 On one curve hop and launch cannot be told apart: the hop stays at the data sheet's.
 """
@@ -34,18 +34,18 @@ FREE = ("link", "launch_s")
 
 
 def score_curves(name: str, data: CurveSet) -> SetScore:
-    """Fit every curve by itself between the set's sizes."""
+    """Fit every curve by itself between the set's sizes, and return the scores."""
     points: list[Scored] = []
     fits: dict[str, tuple[Curve, ConstantsFit]] = {}
     for curve in data.curves:
-        fitted, scored = _score(curve, data)
+        constants_fit, scored = _score(curve, data)
         points += scored
-        fits[curve.name] = (curve, fitted)
+        fits[curve.name] = (curve, constants_fit)
     return SetScore(
         **described(name, data),
         unit="s",
         chip_constants={s.chip.name: default_of(s) for s in (parse_slice(curve.slice) for curve in data.curves)},
-        calibrations=tuple(_calibration(curve, fitted, data) for curve, fitted in fits.values()),
+        calibrations=tuple(_calibration(curve, constants_fit, data) for curve, constants_fit in fits.values()),
         points=tuple(points),
         errors=all_errors(points),
         notes=tuple(_notes(data, fits)),
@@ -62,18 +62,19 @@ def score_curves(name: str, data: CurveSet) -> SetScore:
 
 
 def _score(curve: Curve, data: CurveSet) -> tuple[ConstantsFit, list[Scored]]:
-    kept = [p for p in curve.points if data.bytes_from <= p.bytes <= data.bytes_to]
-    sizes, measured = [p.bytes for p in kept], np.array([p.seconds for p in kept])
+    """Return the fit and the scored points of one curve."""
+    fitted_points = [p for p in curve.points if data.bytes_from <= p.bytes <= data.bytes_to]
+    sizes, measured = [p.bytes for p in fitted_points], np.array([p.seconds for p in fitted_points])
     slice_, terms = parse_slice(curve.slice), terms_of_curve(curve, sizes)
     start = msgspec.structs.replace(default_of(slice_), hop=1.0)
-    fitted = fit(terms, measured, start, FREE, priors=False)
+    constants_fit = fit(terms, measured, start, FREE, priors=False)
     predicted = {
         SHEET: collective_s(slice_at(slice_, "data-sheet"), curve.collective, curve.group, sizes),
         CHIP: terms.seconds(default_of(slice_)).tolist(),
-        FITTED: terms.seconds(fitted.reached).tolist(),
+        FITTED: terms.seconds(constants_fit.reached).tolist(),
         CALIBRATED: left_out(terms, measured, start, sizes, FREE, priors=False).tolist(),
     }
-    return fitted, [
+    return constants_fit, [
         Scored(
             name=f"{curve.name}, {size / 1e6:.4g} MB",
             measured=seconds,
@@ -84,12 +85,13 @@ def _score(curve: Curve, data: CurveSet) -> tuple[ConstantsFit, list[Scored]]:
     ]
 
 
-def _calibration(curve: Curve, fitted: ConstantsFit, data: CurveSet) -> FittedConstants:
+def _calibration(curve: Curve, constants_fit: ConstantsFit, data: CurveSet) -> FittedConstants:
+    """Return the fitted constants of one curve."""
     points = sum(data.bytes_from <= p.bytes <= data.bytes_to for p in curve.points)
     return FittedConstants(
         of=curve.name,
-        reached=fitted.reached,
-        intervals=fitted.intervals,
+        reached=constants_fit.reached,
+        intervals=constants_fit.intervals,
         points=points,
         configurations=points,
         note=f"{curve.harness}; {curve.source}",
@@ -97,18 +99,22 @@ def _calibration(curve: Curve, fitted: ConstantsFit, data: CurveSet) -> FittedCo
 
 
 def _notes(data: CurveSet, fits: Mapping[str, tuple[Curve, ConstantsFit]]) -> Iterator[str]:
-    for name, (curve, fitted) in fits.items():
+    """Yield a note on each curve and each check."""
+    for name, (curve, constants_fit) in fits.items():
         terms = terms_of_curve(curve, [0.0])
-        fixed = float(terms.seconds(fitted.reached)[0])
+        fixed = float(terms.seconds(constants_fit.reached)[0])
         yield (
             f"{name}: {fixed * 1e6:.1f} us before the first byte, {terms.launches[0]:.0f} launches and "
             f"{terms.hops_s[0] * 1e6:.2g} us of hops; {curve.harness}"
         )
     for check in data.checks:
-        yield _checked(check, {curve.slice.partition(":")[0]: fitted.reached for curve, fitted in fits.values()})
+        yield _checked(
+            check, {curve.slice.partition(":")[0]: constants_fit.reached for curve, constants_fit in fits.values()}
+        )
 
 
 def _checked(check: Check, of_chip: Mapping[str, Reached]) -> str:
+    """Return a note on a check: its measured and its predicted seconds."""
     slice_ = parse_slice(check.slice)
     predicted = collective_s(slice_.reaching(of_chip[slice_.chip.name]), check.collective, check.group, [check.bytes])[
         0

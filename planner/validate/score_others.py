@@ -1,4 +1,4 @@
-"""Scores of what is no time: longest contexts, served throughput as a bound, and rates of one operation."""
+"""Score data that are not times: longest contexts, served throughput as a bound, and rates of one operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.models.workload import Dtypes, Workload
 
 
 def score_limits(name: str, data: LimitSet) -> SetScore:
-    """The longest context whose cache fits in the budget, by the bytes that the programs store."""
+    """Score the longest context whose cache fits in the budget, by the bytes that the programs store."""
     points = [
         Scored(
             name=f"{point.name}, batch {point.batch}",
@@ -31,13 +31,14 @@ def score_limits(name: str, data: LimitSet) -> SetScore:
 
 
 def _bytes_per_token(data: LimitSet, point: Limit) -> float:
-    """Bytes of cache on one device per token of context, of all sequences."""
+    """Return the bytes of cache on one device per token of context, of all sequences."""
     model = model_of(data.model, data.heads, K=point.kv_heads, H=point.head_dim)
-    held = [_kv_bytes(data, point, model, context) for context in (1024, 2048)]
-    return (held[1] - held[0]) / 1024
+    kv_bytes = [_kv_bytes(data, point, model, context) for context in (1024, 2048)]
+    return (kv_bytes[1] - kv_bytes[0]) / 1024
 
 
 def _kv_bytes(data: LimitSet, point: Limit, model: Model, context: int) -> float:
+    """Return the bytes of cache on one device at a context."""
     block, *others = data.layout.layouts
     given = msgspec.structs.replace(
         data.layout, layouts=(msgspec.structs.replace(block, assignment=point.block), *others)
@@ -47,14 +48,16 @@ def _kv_bytes(data: LimitSet, point: Limit, model: Model, context: int) -> float
 
 
 def score_serving(name: str, data: ServedSet) -> SetScore:
-    """Decoding alone, at the chip's own constants and the whole of each cache, must exceed what was served."""
+    """Check that decoding alone, at the chip's own constants and full caches, exceeds the served throughput."""
     slice_, points = parse_slice(data.slice), []
     for point in data.points:
         dtypes = Dtypes(weights=point.weights, kv=point.weights)
         work = Workload(phase="decode", batches=(point.batch,), context=point.max_length, dtypes=dtypes)
         rates = {
-            constants: price_one(data.layout, at, model_of(point.model), work, name).throughput.tokens_per_s
-            for constants, at in ((SHEET, slice_at(slice_, "data-sheet")), (CHIP, slice_))
+            constants: price_one(
+                data.layout, slice_at_constants, model_of(point.model), work, name
+            ).throughput.tokens_per_s
+            for constants, slice_at_constants in ((SHEET, slice_at(slice_, "data-sheet")), (CHIP, slice_))
         }
         points.append(
             Scored(
@@ -69,7 +72,7 @@ def score_serving(name: str, data: ServedSet) -> SetScore:
 
 
 def score_microbenchmarks(name: str, data: RateSet) -> SetScore:
-    """The chip's own efficiencies are what benchmarks of one operation reached."""
+    """Compare the chip's own efficiencies with the rates that benchmarks of one operation reached."""
     points = []
     for point in data.points:
         chip = load_chip(point.chip)
@@ -86,11 +89,12 @@ def score_microbenchmarks(name: str, data: RateSet) -> SetScore:
 
 
 def _any_slice(chip: Chip) -> str:
+    """Return the name of a slice of the chip."""
     return f"{chip.name}:{chip.machines[0].dims[0]}"
 
 
 def _data_sheet(chip: Chip, constant: str) -> float:
-    """Bytes/s or FLOP/s of one device, or bytes/s of one link."""
+    """Return the data sheet's bytes/s or FLOP/s of one device, or bytes/s of one link."""
     return {
         "hbm": chip.device_hbm_bytes_per_s,
         "matmul": chip.device_flops_per_s("bf16"),
@@ -101,6 +105,7 @@ def _data_sheet(chip: Chip, constant: str) -> float:
 def _scored(
     name: str, data: Measured, unit: str, points: Sequence[Scored], worst: float, notes: tuple[str, ...]
 ) -> SetScore:
+    """Return the score of a set whose targets all judge the worst error."""
     return SetScore(
         **described(name, data),
         unit=unit,

@@ -1,4 +1,4 @@
-"""Scores of measured steps: three predictions of each, fits scored on what they left out, and rankings."""
+"""Score measured steps: three predictions of each, fits scored on the points that they left out, and rankings."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def score_steps(name: str, data: StepSet) -> SetScore:
     start = default_of(parse_slice(data.slice))
     measured = np.array([point.seconds for point in data.points])
     configurations = [tuple(getattr(point, field) for field in data.leave_out) for point in data.points]
-    fitted = fit(terms, measured, start)
+    constants_fit = fit(terms, measured, start)
     lower, sheet = data_sheet_of_steps(data)
-    held_out = left_out(terms, measured, start, configurations)
-    predictions = zip(lower, sheet, terms.seconds(start).tolist(), held_out.tolist(), strict=True)
+    left_out_s = left_out(terms, measured, start, configurations)
+    predictions = zip(lower, sheet, terms.seconds(start).tolist(), left_out_s.tolist(), strict=True)
     points = tuple(
         Scored(
             name=label(point),
@@ -57,32 +57,33 @@ def score_steps(name: str, data: StepSet) -> SetScore:
         )
         for point, values in zip(data.points, predictions, strict=True)
     )
-    races = [_race(data, race, fitted.reached) for race in data.races]
-    ratios = dict(_best_found(data, fitted.reached, points))
+    races = [_race(data, race, constants_fit.reached) for race in data.races]
+    ratios = dict(_best_found(data, constants_fit.reached, points))
     return SetScore(
         **described(name, data),
         unit="s",
         chip_constants={parse_slice(data.slice).chip.name: start},
-        calibrations=(_calibration(fitted, len(points), len(set(configurations))),),
+        calibrations=(_calibration(constants_fit, len(points), len(set(configurations))),),
         points=points,
         errors=all_errors(points),
         rankings=(*_winners(data, points), *races),
-        notes=tuple(_notes(data, fitted.reached, points, ratios)),
-        targets=tuple(_judged(target, data, fitted.reached, points, races, ratios) for target in data.targets),
+        notes=tuple(_notes(data, constants_fit.reached, points, ratios)),
+        targets=tuple(_judged(target, data, constants_fit.reached, points, races, ratios) for target in data.targets),
     )
 
 
 def label(point: StepPoint) -> str:
-    """Return the name of a point."""
+    """Return the label of a point."""
     capacity = f", capacity {point.capacity}" if point.capacity else ""
     return point.name or f"{point.layout}, batch {point.batch}{capacity}"
 
 
-def _calibration(fitted: ConstantsFit, points: int, configurations: int) -> FittedConstants:
+def _calibration(constants_fit: ConstantsFit, points: int, configurations: int) -> FittedConstants:
+    """Return the constants fitted to all points."""
     return FittedConstants(
         of="",
-        reached=fitted.reached,
-        intervals=fitted.intervals,
+        reached=constants_fit.reached,
+        intervals=constants_fit.intervals,
         points=points,
         configurations=configurations,
         note="predictions called calibrated are of fits that left the point's configuration out",
@@ -90,16 +91,16 @@ def _calibration(fitted: ConstantsFit, points: int, configurations: int) -> Fitt
 
 
 def _rivals(data: StepSet, points: Sequence[Scored]) -> Iterator[tuple[Scored, Scored]]:
-    """Pairs of points that differ in the layout only and are measured further apart than `ranked_apart`."""
-    for (a, one), (b, other) in combinations(zip(data.points, points, strict=True), 2):
-        same = (a.batch, a.capacity, workload(data, a)) == (b.batch, b.capacity, workload(data, b))
-        apart = max(one.measured, other.measured) / min(one.measured, other.measured) - 1
-        if same and a.layout != b.layout and apart > data.ranked_apart:
-            yield one, other
+    """Yield pairs of points that differ in the layout only and are measured further apart than `ranked_apart`."""
+    for (a, first), (b, second) in combinations(zip(data.points, points, strict=True), 2):
+        same_workload = (a.batch, a.capacity, workload(data, a)) == (b.batch, b.capacity, workload(data, b))
+        difference = max(first.measured, second.measured) / min(first.measured, second.measured) - 1
+        if same_workload and a.layout != b.layout and difference > data.ranked_apart:
+            yield first, second
 
 
 def wrong_pairs(data: StepSet, points: Sequence[Scored], constants: str = CALIBRATED) -> list[tuple[Scored, Scored]]:
-    """The pairs that are ranked wrong."""
+    """Return the pairs that are ranked wrong."""
     return [
         (a, b)
         for a, b in _rivals(data, points)
@@ -108,29 +109,42 @@ def wrong_pairs(data: StepSet, points: Sequence[Scored], constants: str = CALIBR
 
 
 def _winners(data: StepSet, points: Sequence[Scored]) -> list[Ranked]:
-    """Per batch the fastest measured layout and the fastest predicted one, each by the mean over its points."""
-    winners = []
+    """Return per batch the fastest measured layout and the fastest predicted one, by the mean over its points."""
+    result = []
     by_batch: dict[int, dict[str, list[Scored]]] = {}
-    for point, one in zip(data.points, points, strict=True):
-        by_batch.setdefault(point.batch, {}).setdefault(point.layout, []).append(one)
+    for point, scored in zip(data.points, points, strict=True):
+        by_batch.setdefault(point.batch, {}).setdefault(point.layout, []).append(scored)
     for batch, layouts in by_batch.items():
-        shared = set.intersection(*({_capacity(one.name) for one in ones} for ones in layouts.values()))
-        kept = {n: [one for one in ones if _capacity(one.name) in shared] for n, ones in layouts.items()}
-        if len(kept) > 1 and shared and not data.points[0].name:
-            measured = {n: _mean([one.measured for one in ones]) for n, ones in kept.items()}
+        shared_capacities = set.intersection(
+            *({_capacity(scored.name) for scored in points_of_layout} for points_of_layout in layouts.values())
+        )
+        shared_points = {
+            n: [scored for scored in points_of_layout if _capacity(scored.name) in shared_capacities]
+            for n, points_of_layout in layouts.items()
+        }
+        if len(shared_points) > 1 and shared_capacities and not data.points[0].name:
+            measured = {
+                n: _mean([scored.measured for scored in points_of_layout])
+                for n, points_of_layout in shared_points.items()
+            }
             predicted, at_chip = (
-                {n: _mean([one.predicted[constants] for one in ones]) for n, ones in kept.items()}
+                {
+                    n: _mean([scored.predicted[constants] for scored in points_of_layout])
+                    for n, points_of_layout in shared_points.items()
+                }
                 for constants in (CALIBRATED, CHIP)
             )
-            winners.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
-    return winners
+            result.append(_ranked(f"batch {batch}", _first(measured), predicted, at_chip))
+    return result
 
 
 def _first(seconds: Mapping[str, float]) -> str:
+    """Return the name with the least seconds."""
     return min(seconds, key=lambda name: seconds[name])
 
 
 def _ranked(situation: str, measured: str, seconds: dict[str, float], at_chip: Mapping[str, float]) -> Ranked:
+    """Return a ranking with its first layouts."""
     return Ranked(
         situation=situation,
         measured=measured,
@@ -141,45 +155,48 @@ def _ranked(situation: str, measured: str, seconds: dict[str, float], at_chip: M
 
 
 def _capacity(name: str) -> str:
+    """Return the capacity in a point's label."""
     return name.rpartition("capacity ")[2]
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean."""
     return sum(values) / len(values)
 
 
 def _race(data: StepSet, race: Race, reached: Reached) -> Ranked:
+    """Price published layouts side by side, at fitted and at the chip's constants."""
     point = StepPoint(
         layout=race.first, batch=race.batch, step_s=1, phase=race.phase, context=race.context, weights=race.weights
     )
     slice_, model, work = parse_slice(data.slice), model_of(data.model, data.heads), workload(data, point)
     fitted, at_chip = (
-        {n: price_one(data.layouts[n], at, model, work, n).cost.step_s for n in race.layouts}
-        for at in (slice_.reaching(reached), slice_)
+        {n: price_one(data.layouts[n], slice_at_constants, model, work, n).cost.step_s for n in race.layouts}
+        for slice_at_constants in (slice_.reaching(reached), slice_)
     )
     return _ranked(f"{race.phase} at batch {race.batch}", race.first, fitted, at_chip)
 
 
 def _best_found(data: StepSet, reached: Reached, points: Sequence[Scored]) -> Iterator[tuple[str, float]]:
-    """For layouts that were chosen as the best ones: their seconds over those of the best that a search finds."""
+    """Yield, for layouts chosen as the best, their seconds over those of the best layout of a search."""
     slice_, model = parse_slice(data.slice).reaching(reached), model_of(data.model, data.heads)
-    for point, one in zip(data.points, points, strict=True):
+    for point, scored in zip(data.points, points, strict=True):
         if point.table in data.best_of:
             work = workload(data, point)
             published_s = price_one(data.layouts[point.layout], slice_, model, work, point.layout).cost.step_s
-            best = make_plan(Query(model=model, slices=(slice_,), work=work, top=1)).plans[0].cost.step_s
-            yield one.name, published_s / best
+            best_s = make_plan(Query(model=model, slices=(slice_,), work=work, top=1)).plans[0].cost.step_s
+            yield scored.name, published_s / best_s
 
 
 def knee(data: StepSet, reached: Reached) -> float:
-    """The batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
+    """Return the batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
     chip = parse_slice(data.slice).chip
     flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
     return flops_per_s / (reached.hbm * chip.device_hbm_bytes_per_s) * dtype_bytes(data.dtypes.weights) / 2
 
 
 def crossing(batches: Sequence[int], seconds: Sequence[float]) -> float:
-    """The batch at which the lines through small and through large batches cross.
+    """Return the batch at which the lines through small and through large batches cross.
 
     >>> crossing([16, 32, 64, 128, 256, 512, 1024], [1, 1, 1, 1, 2, 4, 8])
     128.0
@@ -198,26 +215,28 @@ def _judged(
     races: Sequence[Ranked],
     ratios: Mapping[str, float],
 ) -> Judged:
+    """Return a target with the error that it limits."""
     chosen = [p for p in points if target.of in ("", p.group)]
     match target.what:
         case "median":
-            median = errors_of(chosen, CALIBRATED).median
+            error = errors_of(chosen, CALIBRATED).median
         case "worst":
-            median = errors_of(chosen, CALIBRATED).worst
+            error = errors_of(chosen, CALIBRATED).worst
         case "ranked wrong":
-            median = float(len(wrong_pairs(data, points)))
+            error = float(len(wrong_pairs(data, points)))
         case "winners missed":
-            median = float(sum(r.measured != r.predicted for r in _winners(data, points)))
+            error = float(sum(r.measured != r.predicted for r in _winners(data, points)))
         case "published first":
-            median = float(sum(r.measured != r.predicted for r in races))
+            error = float(sum(r.measured != r.predicted for r in races))
         case "within of best":
-            median = max(ratios.values()) - 1
+            error = max(ratios.values()) - 1
         case "knee":
-            median = abs(knee(data, reached) / (data.knee or 1) - 1)
-    return Judged(what=target.what, of=target.of, found=median, at_most=target.at_most)
+            error = abs(knee(data, reached) / (data.knee or 1) - 1)
+    return Judged(what=target.what, of=target.of, found=error, at_most=target.at_most)
 
 
 def _notes(data: StepSet, reached: Reached, points: Sequence[Scored], ratios: Mapping[str, float]) -> Iterator[str]:
+    """Yield notes on rankings, the knee, and layouts chosen as the best."""
     rivals = list(_rivals(data, points))
     if rivals:
         wrong = "; ".join(f"{a.name} and {b.name}" for a, b in wrong_pairs(data, points))

@@ -1,4 +1,4 @@
-"""The answer of `validate`: predictions beside measurements, their errors, and whether targets are met."""
+"""Define the result of `validate`: predictions beside measurements, their errors, and whether targets are met."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ constants fitted to all points; calibrated, by a fit that left the point's confi
 
 
 class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A measured point and what was predicted of it, in the set's unit, by name of the constants."""
+    """Hold a measured point and its predictions, in the set's unit, by name of the constants."""
 
     name: str
     measured: float
@@ -28,12 +28,15 @@ class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     group: str = ""
 
     def error(self, constants: str) -> float:
-        """Predicted / measured - 1."""
+        """Return predicted / measured - 1."""
         return self.predicted[constants] / self.measured - 1
 
 
 class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Absolute relative errors of some points at some constants; `of`: a table, phase or curve, else all points."""
+    """Hold absolute relative errors of some points at some constants.
+
+    `of` is a table, phase or curve, else all points.
+    """
 
     constants: str
     of: str
@@ -43,7 +46,10 @@ class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constants fitted to points, each free one with its 95% interval; `of`: a curve, else the whole set."""
+    """Hold constants fitted to points, each free one with its 95% interval.
+
+    `of` is a curve, else the whole set.
+    """
 
     of: str
     reached: Reached
@@ -54,9 +60,9 @@ class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fastest of several layouts, as measured (or published), and as predicted with fitted and chip constants.
+    """Hold the first of several layouts: measured (or published), and predicted at fitted and at the chip's constants.
 
-    `seconds`: what is predicted with fitted constants.
+    `seconds` has the predictions at fitted constants.
     """
 
     situation: str
@@ -67,7 +73,7 @@ class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A target of the data file and what was found."""
+    """Hold a target of the data file, and the error that was found."""
 
     what: str
     of: str
@@ -76,12 +82,12 @@ class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def met(self) -> bool:
-        """Return whether the target holds."""
+        """True where the target is met."""
         return self.found <= self.at_most + 1e-12
 
 
 class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that is found about one data set."""
+    """Hold the complete score of one data set."""
 
     name: str
     title: str
@@ -102,7 +108,7 @@ class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer of `meshwright validate`."""
+    """Hold the result of `meshwright validate`."""
 
     schema: str
     tool_version: str
@@ -110,12 +116,12 @@ class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def holds(self) -> bool:
-        """Return whether every target is met."""
-        return all(target.met for one in self.sets for target in one.targets)
+        """True where every target is met."""
+        return all(target.met for score in self.sets for target in score.targets)
 
 
 def described(name: str, head: Head) -> dict[str, Any]:
-    """Return the description of a score's data set: its name, and the fields of its head but the targets."""
+    """Return the fields with which a score describes its data set: its name, and its head without the targets."""
     return {"name": name} | {field: getattr(head, field) for field in _DESCRIBED}
 
 
@@ -123,13 +129,13 @@ _DESCRIBED = ("title", "source", "date", "software", "harness", "inferred", "not
 
 
 def errors_of(points: Sequence[Scored], constants: str, of: str = "") -> Errors:
-    """Median and worst absolute error of these points."""
+    """Return the median and worst absolute error of these points."""
     errors = [abs(point.error(constants)) for point in points]
     return Errors(constants=constants, of=of, points=len(errors), median=median(errors), worst=max(errors))
 
 
 def all_errors(points: Sequence[Scored]) -> tuple[Errors, ...]:
-    """Errors at all constants but the bound: of all points, then of each group."""
+    """Return the errors at all constants but the bound: of all points, then of each group."""
     names = [name for name in points[0].predicted if name != BOUND]
     groups = list(dict.fromkeys(point.group for point in points))
     parts = [("", list(points))] + [(g, [p for p in points if p.group == g]) for g in groups if len(groups) > 1]

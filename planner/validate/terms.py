@@ -1,9 +1,9 @@
-"""Seconds of many points as functions of what programs reach: priced once, then evaluated for any constants.
+"""Compute seconds of many points as functions of the reached constants: priced once, evaluated for any constants.
 
     seconds = sum over steps of max(FLOPs / matmul, bytes / hbm) + bytes moved / link + hops x hop + launches x launch
               less what overlaps in each component (`strategies.readers.overlap`)
 
-which is what `pricing.price_layout` gives on `Slice.reaching` those constants (a test says so).
+A test checks that this equals `pricing.price_layout` on `Slice.reaching` those constants.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 @dataclass(frozen=True)
 class Terms:
-    """Per step of all points: seconds at AT_ONE, launches, and to which point and component it belongs.
+    """Hold per step of all points its seconds at AT_ONE, its launches, and the numbers of its point and component.
 
-    `body`: of the component's body, behind which gathers of weights (`behind`) run; `matmul`: reads weights, for at
-    most `ahead_s` ahead of time (of the component).
+    `body` marks steps of the component's body, behind which gathers of weights (`behind`) run; `matmul` marks steps
+    that read weights, for at most `ahead_s` ahead of time (of the component). All arrays have shape [steps].
     """
 
     points: int
@@ -46,7 +46,7 @@ class Terms:
     ahead_s: Floats
 
     def seconds(self, reached: Reached) -> Floats:
-        """The estimate of every point."""
+        """Return the estimate of every point in seconds [points]."""
         flops_s, hbm_s = self.flops_s / reached.matmul, self.hbm_s / reached.hbm
         roof_s, wait_s = np.maximum(flops_s, hbm_s), self.hops_s * reached.hop + self.launches * reached.launch_s
         comm_s = self.bandwidth_s / reached.link + wait_s
@@ -56,31 +56,35 @@ class Terms:
         ahead_s = np.zeros(len(spare_s))
         ahead_s[self.component] = self.ahead_s / reached.hbm
         hidden_s = np.asarray(overlapped_s(body_s, gathers_s, latency_s, spare_s, ahead_s))
-        of = np.zeros(len(spare_s), dtype=np.int64)
-        of[self.component] = self.point
-        return _sums(self.point, roof_s + comm_s, self.points) - _sums(of, hidden_s, self.points)
+        point_of_component = np.zeros(len(spare_s), dtype=np.int64)
+        point_of_component[self.component] = self.point
+        return _sums(self.point, roof_s + comm_s, self.points) - _sums(point_of_component, hidden_s, self.points)
 
     def _of_components(self, values: Floats) -> Floats:
+        """Return the sums of a quantity per component."""
         return _sums(self.component, values, int(self.component.max(initial=0)) + 1)
 
     def of(self, chosen: Sequence[int]) -> Terms:
-        """The terms of these points, in the order in which they were."""
-        kept = sorted(set(chosen))
-        mask = np.isin(self.point, kept)
+        """Return the terms of these points, in their original order."""
+        kept_points = sorted(set(chosen))
+        mask = np.isin(self.point, kept_points)
         columns: dict[str, Any] = {name: getattr(self, name)[mask] for name in _COLUMNS}
-        return replace(self, points=len(kept), point=np.searchsorted(kept, self.point[mask]), **columns)
+        return replace(self, points=len(kept_points), point=np.searchsorted(kept_points, self.point[mask]), **columns)
 
 
-def _sums(of: Ints, values: Floats, many: int) -> Floats:
-    """Sums of the values of each number below `many`."""
-    return np.bincount(of, weights=values, minlength=many).astype(np.float64)
+def _sums(numbers: Ints, values: Floats, count: int) -> Floats:
+    """Return the sums of the values of each number below `count`."""
+    return np.bincount(numbers, weights=values, minlength=count).astype(np.float64)
 
 
 _COLUMNS = tuple(f.name for f in fields(Terms) if f.name not in ("points", "point"))
 
 
 def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _: True) -> Terms:
-    """The terms of plans that were priced at AT_ONE, of the steps to keep."""
+    """Return the terms of plans that were priced at AT_ONE, of the steps to keep.
+
+    Raises `ValueError` on plans priced at other constants.
+    """
     components: dict[tuple[int, str], int] = {}
     rows = []
     for number, plan in enumerate(plans):
@@ -96,16 +100,18 @@ def terms_of(plans: Sequence[Plan], keep: Callable[[StepPlan], bool] = lambda _:
 
 
 def terms_of_collectives(collectives: Sequence[tuple[float, float, float]]) -> Terms:
-    """The terms of single collectives: (bytes' seconds, hops' seconds, launches) at AT_ONE."""
+    """Return the terms of single collectives: (bytes' seconds, hops' seconds, launches) at AT_ONE."""
     rows = [(i, i, False, False, False, 0.0, 0.0, *values, 0.0) for i, values in enumerate(collectives)]
     return _terms(len(collectives), rows)
 
 
 def _launches(step: StepPlan) -> int:
+    """Return the launches of a step."""
     return sum(c.launches for c in step.comms)
 
 
 def _terms(points: int, rows: Sequence[tuple[float, ...]]) -> Terms:
+    """Return the terms of rows of (point, component, body, behind, matmul, values...)."""
     point, component, body, behind, matmul, *values = np.array(rows, dtype=float).T
     flags = (column.astype(bool) for column in (body, behind, matmul))
     return Terms(points, point.astype(np.int64), component.astype(np.int64), *flags, *values)

@@ -1,6 +1,6 @@
-"""`validate`: predictions beside published measurements, per data set, and whether the stated targets are met.
+"""Compare predictions with published measurements, per data set, and check the stated targets (`validate`).
 
-`error_bars` are what plans carry of it, in data/accuracy.json.
+`error_bars` returns the part of it that plans carry, in data/accuracy.json.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _DIGITS = 6  # of constants in error bars
 def validate(
     names: Sequence[str] | None = None, folder: Path = MEASURED, progress: Callable[[str], None] = lambda _: None
 ) -> Validation:
-    """Score the named data sets, by default all. Raises `InputError` on a set there is none of."""
+    """Score the named data sets, by default all. Raises `InputError` on an unknown set or an empty folder."""
     names = names or set_names(folder)
     if not names:
         raise InputError(f"'{folder}' holds no data sets; expected files such as those in '{MEASURED}'")
     data = {name: read_set(name, folder) for name in names}
     scores = []
-    for name, one in data.items():
+    for name, data_set in data.items():
         progress(f"scoring {name}")
-        scores.append(score(name, one))
+        scores.append(score(name, data_set))
     return Validation(schema=SCHEMA, tool_version=VERSION, sets=tuple(scores))
 
 
@@ -64,30 +64,31 @@ def score(name: str, data: Measured) -> SetScore:
 
 
 def error_bars(validation: Validation, folder: Path = MEASURED) -> tuple[ErrorBar, ...]:
-    """The error bars that the sets of whole steps give."""
+    """Return the error bars that the sets of whole steps give."""
     bars: list[ErrorBar] = []
-    for one in validation.sets:
-        data = read_set(one.name, folder)
+    for set_score in validation.sets:
+        data = read_set(set_score.name, folder)
         if isinstance(data, StepSet) and not data.only:
-            bars += _bars(one, data)
+            bars += _bars(set_score, data)
     return tuple(bars)
 
 
-def _bars(one: SetScore, data: StepSet) -> list[ErrorBar]:
+def _bars(set_score: SetScore, data: StepSet) -> list[ErrorBar]:
+    """Return the error bars of one set, per phase and constants."""
     chip = parse_slice(data.slice).chip
     phases = [point.phase or data.phase for point in data.points]
-    fitted = _rounded(one.calibrations[0].reached)
-    kinds = ((OWN[0], CHIP, chip.reached), (OWN[1], SHEET, None), (one.name, CALIBRATED, fitted))
+    fitted = _rounded(set_score.calibrations[0].reached)
+    kinds = ((OWN[0], CHIP, chip.reached), (OWN[1], SHEET, None), (set_score.name, CALIBRATED, fitted))
     bars = []
     for phase in dict.fromkeys(phases):
-        chosen = [p for p, its in zip(one.points, phases, strict=True) if its == phase]
+        chosen = [p for p, point_phase in zip(set_score.points, phases, strict=True) if point_phase == phase]
         for constants, predicted, reached in kinds:
             errors = errors_of(chosen, predicted)
             bars.append(
                 ErrorBar(
                     chip=chip.name,
                     phase=phase,
-                    set=one.name,
+                    set=set_score.name,
                     constants=constants,
                     reached=reached,
                     points=errors.points,
@@ -99,7 +100,7 @@ def _bars(one: SetScore, data: StepSet) -> list[ErrorBar]:
 
 
 def _rounded(reached: Reached) -> Reached:
-    """To six digits; what is below a millionth of a data sheet's hop or launch is none."""
+    """Round constants to six digits; below a millionth of a data sheet's hop or launch they become 0."""
     values = {name: getattr(reached, name) for name in reached.__struct_fields__}
     small = {"hop": 1e-6, "launch_s": 1e-12}
     return Reached(**{n: 0.0 if v < small.get(n, 0.0) else float(f"{v:.{_DIGITS}g}") for n, v in values.items()})

@@ -1,6 +1,6 @@
 """One problem by CP-SAT alone, also without the bounds that leave states out."""
 
-from planner.cpsat.rows import boards
+from planner.cpsat.rows import mesh_searches
 from planner.cpsat.single import solve_batch
 from planner.plan.file_proof import Proof
 from planner.search.problem import Choice, Problem, SearchResult
@@ -15,4 +15,4 @@ def solve_coupled(
     `infeasible`) or nothing was found in time (`unknown`).
     """
     (batch,) = problem.work.batches
-    return solve_batch(boards(problem, SearchResult()), batch, seconds, cutoff)
+    return solve_batch(mesh_searches(problem, SearchResult()), batch, seconds, cutoff)

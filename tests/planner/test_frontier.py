@@ -201,7 +201,7 @@ def test_an_interrupt_leaves_the_frontier_of_what_was_found(monkeypatch: pytest.
     whole = sweep(request())
     partial = replace(
         whole,
-        found={name: whole.found[name] for name in SLICES[:2]},
+        results={name: whole.results[name] for name in SLICES[:2]},
         bests=tuple(c for c in whole.bests if c.slice_.name in SLICES[:2]),
         interrupted=True,
     )

@@ -48,9 +48,9 @@ def test_automatic_batches_are_powers_of_two_and_the_largest() -> None:
     for slice_ in asked.slices:
         largest = largest_batch(asked, slice_)
         assert largest is not None
-        batches = list(found.found[slice_.name].choices)
+        batches = list(found.results[slice_.name].choices)
         assert batches == sorted({*(1 << i for i in range(largest.bit_length())), largest})
-        assert all(found.found[slice_.name].choices.values())
+        assert all(found.results[slice_.name].choices.values())
         work = Workload(phase="decode", batches=(largest + 1,), context=8192, dtypes=Dtypes())
         assert not search(make_problem(replace(asked, work=work, auto=False), slice_), 1).choices.get(largest + 1)
 

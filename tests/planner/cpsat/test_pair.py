@@ -19,7 +19,7 @@ from planner.best.sweep import sweep
 from planner.cpsat import pair as coupled_pair
 from planner.cpsat.pair import check_shared, pair_bytes, shared_pair
 from planner.cpsat.phase_rows import PhaseRows, orders_of
-from planner.cpsat.rows import boards
+from planner.cpsat.rows import mesh_searches
 from planner.cpsat.solver import run
 from planner.cpsat.specs import ordered
 from planner.plan.file_proof import FEASIBLE, OPTIMAL
@@ -315,14 +315,14 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
     work = Workload(phase=phase, batches=(16,), context=32, dtypes=Dtypes())
     request = Query(model=drawn.MODELS[kind], slices=(parse_slice("v5e:2x4"),), work=work)
     problem = make_problem(request, request.slices[0])
-    (board,) = boards(problem, SearchResult())
+    (board,) = mesh_searches(problem, SearchResult())
     side, names = PhaseRows(board, 0, 1.0, True, {}), NAMES[: len(board.mesh)]
     orders = orders_of(side)
     while long < 40:
         i, state = random.randrange(len(side.rows)), random.randrange(len(board.state.residual))
         residual, order = int(board.state.residual[state]), random.choice(orders[state])
         at = random.randrange(len(side.rows[i]))
-        joined, row = board.joined[i], int(side.rows[i][at])
+        joined, row = board.components[i], int(side.rows[i][at])
         if not board.allowed(i, state)[joined.boundary[row]]:
             continue
         table = joined.tables[joined.table_of[row]]

@@ -24,7 +24,7 @@ from mesh.errors import InputError
 from meshwright import main
 from planner.best import cpsat_sweep as coupled_sweep
 from planner.cpsat import single as coupled
-from planner.cpsat.rows import Block, all_rows, boards
+from planner.cpsat.rows import Block, all_rows, mesh_searches
 from planner.cpsat.solver import run, scale_of
 from planner.plan.file_proof import FEASIBLE, INFEASIBLE, OPTIMAL, Proof, Solved, Solver, proved
 from planner.plan.planfile import PlanFile
@@ -151,11 +151,11 @@ def test_ties_go_to_the_first_by_the_order_of_ties() -> None:
     got, proof = solve_coupled(problem, cutoff=False)
     assert got is not None
     assert proof.status == OPTIMAL
-    board = boards(problem, SearchResult())[0]
+    mesh_search = mesh_searches(problem, SearchResult())[0]
     ties = []
-    for column in range(len(board.pairs)):
-        for state in range(len(board.state.residual)):
-            block = all_rows(board, column).block(state, got.step_s * (1 + 1e-12), ties=True)
+    for column in range(len(mesh_search.pairs)):
+        for state in range(len(mesh_search.state.residual)):
+            block = all_rows(mesh_search, column).block(state, got.step_s * (1 + 1e-12), ties=True)
             for rows in itertools.product(*(range(len(o.row)) for o in block.options)) if block else ():
                 choice = block.choice(rows)
                 if _close(choice.step_s, got.step_s):
@@ -275,11 +275,11 @@ def test_an_interrupted_command_prints_the_best_so_far(capfdbinary: Any, monkeyp
     """What is proved when Ctrl-C comes is printed, with exit code 130; where that is nothing, only the code."""
     solved: list[int] = []
 
-    def solve_one(boards: Any, batch: int, seconds: float | None) -> Any:
+    def solve_one(mesh_searches: Any, batch: int, seconds: float | None) -> Any:
         if len(solved) == most:
             raise KeyboardInterrupt
         solved.append(batch)
-        return coupled.solve_batch(boards, batch, seconds)
+        return coupled.solve_batch(mesh_searches, batch, seconds)
 
     monkeypatch.setattr(coupled_sweep, "solve_batch", solve_one)
     most = 1

@@ -162,7 +162,7 @@ def request(slice_: Slice | None = None) -> FleetQuery:
 
 def plan_on(slice_: Slice, role: str, batch: int) -> Plan:
     """The best plan of a slice, role and batch."""
-    query = request(slice_).of(role, slice_).at(batch)
+    query = request(slice_).role_query(role, slice_).at(batch)
     problem, found = _searched((query, slice_))
     return _priced(Candidate(slice_, problem, found.choices[batch][0]), query)
 
@@ -298,7 +298,7 @@ def test_skipping_dear_slices_changes_nothing(monkeypatch: pytest.MonkeyPatch) -
     little = Traffic(requests_per_s=5.0, input=2000, output=300)
     short = found({"v5e": 16}, little)
     assert short.notes[0].startswith("slices not searched: 2, each of which alone costs")
-    monkeypatch.setattr(fleet_servers, "least_found", lambda asked, offers, dearest: None)
+    monkeypatch.setattr(fleet_servers, "least_cost_so_far", lambda asked, offers, dearest: None)
     whole = found({"v5e": 16}, little)
     assert whole.search.evaluations > short.search.evaluations
     assert not any("not searched" in note for note in whole.notes)
@@ -321,7 +321,7 @@ def test_targets_hold_in_the_fleet() -> None:
 def test_batches_are_powers_of_two_and_the_largest() -> None:
     """Up to the largest batch that fits; where none does, one sequence is tried so that the search can say why."""
     slice_ = parse_slice("v5e:1x1")
-    query = request(slice_).of("decode", slice_)
+    query = request(slice_).role_query("decode", slice_)
     assert query.auto
     assert problem_of(query, slice_).work.batches == (1, 2, 4, 8, 16, 32, 58)
     huge = replace(query, model=load_model("llama-3.1-70b"))

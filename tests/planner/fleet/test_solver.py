@@ -94,7 +94,7 @@ def allowed(problem: FleetProblem, counts: Sequence[int]) -> bool:
     """Whether counts keep every promise, by the definition."""
     return (
         all(problem.used(counts, chip) <= most for chip, most in problem.quota.items())
-        and not any(counts[i] and counts[j] for i, j in problem.barred)
+        and not any(counts[i] and counts[j] for i, j in problem.excluded)
         and all(problem.rate(counts, role) >= Fraction(problem.demand_per_s) for role in ROLES)
     )
 
@@ -140,7 +140,7 @@ def test_order_of_servers_and_quota_does_not_matter() -> None:
             list(reversed(problem.servers)),
             problem.demand_per_s,
             dict(reversed(problem.quota.items())),
-            [(last - i, last - j) for i, j in problem.barred],
+            [(last - i, last - j) for i, j in problem.excluded],
         )
         counts, again = solve_fleet(problem).counts, solve_fleet(turned).counts
         assert again == (None if counts is None else counts[::-1])
@@ -161,7 +161,7 @@ def test_fewer_barred_pairs_never_make_it_worse() -> None:
     """A looser target bars fewer pairs: the cost does not rise."""
     for seed in range(60):
         problem = drawn(seed)
-        tight, loose = solve_fleet(problem), solve_fleet(replace(problem, barred=list(problem.barred)[1:]))
+        tight, loose = solve_fleet(problem), solve_fleet(replace(problem, excluded=list(problem.excluded)[1:]))
         if tight.counts is not None:
             assert loose.counts is not None
             assert problem.cost(loose.counts) <= problem.cost(tight.counts)
@@ -294,7 +294,7 @@ def test_an_answer_that_does_not_hold_fails_loudly(counts: tuple[int, int], why:
         check_fleet(problem, counts)
     check_fleet(problem, (2, 2))
     with pytest.raises(RuntimeError, match="may not be together"):
-        check_fleet(replace(problem, barred=[(0, 1)]), (2, 2))
+        check_fleet(replace(problem, excluded=[(0, 1)]), (2, 2))
 
 
 def test_a_wrong_answer_of_the_solver_fails_loudly(monkeypatch: pytest.MonkeyPatch) -> None:

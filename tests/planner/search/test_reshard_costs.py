@@ -37,9 +37,9 @@ def tables_of(problem: Problem, rates: Rates, batches: Ints) -> list[ComponentRo
     return found
 
 
-def seconds(reshard: ReshardCosts, column: int, residuals: int) -> Floats:
-    """[2, residuals, boundaries] of one batch."""
-    return np.array([reshard.of(r, column) for r in range(residuals)]).swapaxes(0, 1)
+def seconds(reshards: ReshardCosts, column: int, residuals: int) -> Floats:
+    """[2, residuals, faces] of one batch."""
+    return np.array([reshards.seconds(r, column) for r in range(residuals)]).swapaxes(0, 1)
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
@@ -53,10 +53,10 @@ def test_the_search_has_each_pair_played_by_the_axes_that_play_it_in_a_layout(si
     for component in problem.components:
         for part in entry_parts(component, phase) if side == "entry" else exit_parts(component, phase):
             rows = np.array([[numbers[e] for e in end] for end in ends])
-            plays = reshard_role_sets(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
+            role_sets = reshard_role_sets(part, rows, np.array([[READ[c] for c in cut] for cut in cuts]), side)
             for row, (end, cut) in enumerate(product(ends, cuts)):
                 alone = axes_of_pairs(part.program, end, cut, "XY")
-                masks = {axis: int(mask[row, 0]) for axis, mask in plays.masks.items()}
+                masks = {axis: int(mask[row, 0]) for axis, mask in role_sets.masks.items()}
                 assert masks == {axis: sum(1 << "XY".index(name) for name in names) for axis, names in alone.items()}
 
 
@@ -81,12 +81,12 @@ def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: 
     rates = tabulate_rates(slice_, [[piece] for piece in meshes(slice_)[0]])
     assert rates.additive == (at == "chip")
     batches, state = np.array([BATCHES], dtype=np.int64), states(len(meshes(slice_)[0]), phase)
-    joined = tables_of(problem, rates, batches)
-    together, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
+    components = tables_of(problem, rates, batches)
+    priced, _ = price_reshards(components, state, phase, rates, problem.fast, batches)
     ruled_out = 0
     for column in range(len(BATCHES)):
-        alone, _ = price_reshards(joined, state, phase, rates, problem.fast, batches[:, column : column + 1])
-        for ours, theirs in zip(together, alone, strict=True):
+        alone, _ = price_reshards(components, state, phase, rates, problem.fast, batches[:, column : column + 1])
+        for ours, theirs in zip(priced, alone, strict=True):
             mine, its = seconds(ours, column, len(state.cuts)), seconds(theirs, 0, len(state.cuts))
             np.testing.assert_allclose(mine, its, rtol=1e-12)
             ruled_out += int(np.isinf(its).sum())
@@ -95,21 +95,21 @@ def test_glue_costs_at_each_batch_what_it_costs_when_priced_for_it_alone(model: 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_the_least_of_a_residual_is_that_of_its_best_face(phase: str) -> None:
-    """Body and reshard together, at every batch; what is taken of the residuals stays what it was."""
+    """Body and glue together, at every batch; what is taken of the residuals stays what it was."""
     slice_ = parse_slice("v5e:2x4")
     problem = problem_of(slice_, "llama-3.1-8b", phase)
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), phase)
     batches = np.array([BATCHES], dtype=np.int64)
-    joined = tables_of(problem, rates, batches)
-    reshards, _ = price_reshards(joined, state, phase, rates, problem.fast, batches)
+    components = tables_of(problem, rates, batches)
+    all_reshards, _ = price_reshards(components, state, phase, rates, problem.fast, batches)
     some = np.arange(len(state.cuts))[::3]
-    for one, reshard in zip(joined, reshards, strict=True):
-        early, late = one.least
-        least, taken = reshard.least(one), reshard.take(some)
-        np.testing.assert_array_equal(taken.least(one), least[some])
+    for one, reshards in zip(components, all_reshards, strict=True):
+        early, late = one.least_seconds
+        least, taken = reshards.least_seconds(one), reshards.take(some)
+        np.testing.assert_array_equal(taken.least_seconds(one), least[some])
         for column in range(len(BATCHES)):
-            before, after = seconds(reshard, column, len(state.cuts))
+            before, after = seconds(reshards, column, len(state.cuts))
             best = np.maximum(early[:, column] + before, late[:, column] + after).min(axis=1)
             np.testing.assert_allclose(least[:, column], best, rtol=1e-12)
 
@@ -120,10 +120,10 @@ def test_glue_of_a_single_device_waits_for_nothing() -> None:
     problem = problem_of(slice_, "llama-3.1-8b", "decode")
     mesh = meshes(slice_)[0]
     rates, state = tabulate_rates(slice_, [[piece] for piece in mesh]), states(len(mesh), "decode")
-    joined = tables_of(problem, rates, np.array([BATCHES]))
-    reshards, _ = price_reshards(joined, state, "decode", rates, problem.fast, np.array([BATCHES]))
+    components = tables_of(problem, rates, np.array([BATCHES]))
+    all_reshards, _ = price_reshards(components, state, "decode", rates, problem.fast, np.array([BATCHES]))
     assert len(state.cuts) == 1
-    for reshard in reshards:
-        early, late = seconds(reshard, 0, 1)
+    for reshards in all_reshards:
+        early, late = seconds(reshards, 0, 1)
         assert np.isfinite(late).all()
         np.testing.assert_array_equal(early, late)

@@ -127,7 +127,7 @@ def test_plans_of_ways_verify(file: PlanFile, tmp_path: Path) -> None:
 def ways(request: ServeQuery) -> list[Way]:
     """All pairs of the best plans of one slice, both modes."""
     priced, slice_ = Priced(request), request.query.slices[0]
-    pairs = itertools.product(*(sweep(request.of(phase)).bests for phase in ("prefill", "decode")))
+    pairs = itertools.product(*(sweep(request.phase_query(phase)).bests for phase in ("prefill", "decode")))
     return [w for p, d in pairs for w in ways_on_one(request, slice_, priced.plan(p), priced.plan(d))]
 
 
@@ -221,7 +221,7 @@ def test_objectives_rank_by_what_they_say() -> None:
 
 def test_front_keeps_every_best() -> None:
     """What leaves the front is beaten in seconds, speed per chip and chips by one that stays."""
-    bests = sweep(request_of(("v5e:2x2", "v5e:2x4", "v5e:4x4"), prefill_batches=(1, 4)).of("prefill")).bests
+    bests = sweep(request_of(("v5e:2x2", "v5e:2x4", "v5e:4x4"), prefill_batches=(1, 4)).phase_query("prefill")).bests
     kept = front(bests)
     assert len(kept) < len(bests)
     for one in (c for c in bests if c not in kept):

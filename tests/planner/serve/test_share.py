@@ -16,7 +16,7 @@ from planner.plan.planfile import PlanFile
 from planner.query.targets import Targets
 from planner.serve.query import ServeQuery
 from planner.serve.serve import make_serving
-from planner.serve.share import by_letters, leaner, letters
+from planner.serve.share import by_letters, leaner_decodes, letters
 from planner.serve.ways import Priced
 
 
@@ -33,7 +33,7 @@ def entries(file: PlanFile) -> tuple[ServingEntry, ...]:
 
 def test_decodes_with_equal_letters_are_searched_once() -> None:
     """Decode layouts are grouped by which dims of the weights each physical axis cuts, and none is lost."""
-    bests = sweep(request_of(("v5e:2x4",), batches=(1, 8, 64, 128)).of("decode")).bests
+    bests = sweep(request_of(("v5e:2x4",), batches=(1, 8, 64, 128)).phase_query("decode")).bests
     groups = by_letters(bests)
     assert sorted(c.choice.batch for group in groups for c in group) == [1, 8, 64, 128]
     for group in groups:
@@ -55,14 +55,14 @@ def test_leaner_decodes_leave_room_for_a_prefill() -> None:
     """Decode layouts that are searched again leave what the least prefill works with."""
     request = request_of(("v5e:2x2",))
     priced = Priced(request)
-    prefills = sweep(request.of("prefill")).bests
+    prefills = sweep(request.phase_query("prefill")).bests
     room = min(p.memory.kv_bytes + p.memory.activation_bytes for p in map(priced.plan, prefills))
-    found = leaner(request, (8, 64), prefills, priced)
+    found = leaner_decodes(request, (8, 64), prefills, priced)
     assert [c.choice.batch for c in found] == [8, 64]
     for candidate in found:
         plan = priced.plan(candidate)
         assert plan.memory.total_bytes + room <= plan.memory.usable_bytes
-    assert leaner(request, (), prefills, priced) == leaner(request, (8,), (), priced) == []
+    assert leaner_decodes(request, (), prefills, priced) == leaner_decodes(request, (8,), (), priced) == []
 
 
 def test_solver_finds_the_pair_that_shares_its_weights_best() -> None:
