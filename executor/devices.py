@@ -1,7 +1,8 @@
-"""Devices: the mesh of a plan on real, host or described devices, and the devices of a TPU slice that is not there.
+"""Build a plan's mesh on real, host or described devices, and describe the devices of a TPU slice that is not here.
 
-A plan's mesh axes are pieces of physical axes, so the mesh is built from coordinates: what was priced on a torus axis
-runs on it. `jax.make_mesh` and `create_device_mesh` choose an order of their own, and topology devices come by host.
+A plan's mesh axes are pieces of physical axes, so the mesh is built from the devices' coordinates: a collective that
+was priced on a torus axis runs on that axis. `jax.make_mesh` and `create_device_mesh` choose an order of their own, and
+the devices of a described topology are ordered by host.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import jax
 
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where the control group of a process says how much memory it may use."""
+"""The files in which the control group of a process states how much memory it may use (cgroup v2 and v1)."""
 
 Coordinates = Mapping[str, int]  # of one device: physical axis -> coordinate
 
@@ -40,7 +41,7 @@ QUIET = {
 
 
 class Unavailable(Exception):
-    """A level cannot run here: one line that says what is missing and how to get it."""
+    """A level cannot run on this machine; the message is one line that says what is missing and how to get it."""
 
 
 def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu") -> None:
@@ -76,7 +77,7 @@ def _configure(host_devices: int | None) -> None:
 
 
 def platform_devices(platform: str) -> Sequence[jax.Device]:
-    """The devices of `cpu`, `gpu` or `tpu` that JAX has here; none where it has no such platform."""
+    """Return the devices of `cpu`, `gpu` or `tpu` that JAX has here; an empty sequence without such a platform."""
     import jax
 
     try:
@@ -86,7 +87,11 @@ def platform_devices(platform: str) -> Sequence[jax.Device]:
 
 
 def memory_bytes(device: jax.Device, devices: int) -> float:
-    """Bytes of memory of one device; devices of a host share the host's, or what its control group lets them have."""
+    """Return the bytes of memory of one device, 0 if the runtime does not report them.
+
+    CPU devices share the memory of their host, or the limit of its control group (`CGROUP`), so each gets an equal
+    share; `devices` is their number.
+    """
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", 0))
     limits = [Path(name).read_text().strip() for name in CGROUP if Path(name).is_file()]
@@ -95,9 +100,10 @@ def memory_bytes(device: jax.Device, devices: int) -> float:
 
 
 def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
-    """The devices of a TPU slice as its compiler sees them; no TPU is needed, and nothing can run on them.
+    """Return the devices of a TPU slice as its compiler describes them; programs can be compiled for them, not run.
 
-    The compiler assumes no wraparound unless told, so our rule is passed for every slice.
+    No TPU is needed. The compiler assumes no wraparound links by default, so the slice's own are passed to it. Raises
+    `Unavailable` if the slice is no TPU slice, or if libtpu is not installed or does not know the slice.
     """
     if slice_.chip.kind != "tpu":
         raise Unavailable(f"{slice_.name} is no TPU slice, and only the TPU compiler works without its devices")
@@ -122,7 +128,9 @@ def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
-    """What describes a slice beside its name: wraparound, chips per host where it is one, and what its chip asks for.
+    """Return the options that describe a slice to the TPU compiler besides its name.
+
+    They are the wraparound of its axes, the chips per host of a single chip, and the options of its chip file.
 
     >>> from mesh.slices import parse_slice
     >>> topology_options(parse_slice("v4:4x4x4"))
@@ -135,10 +143,11 @@ def topology_options(slice_: Slice) -> dict[str, Any]:
 
 
 def build_mesh(mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
-    """The mesh of a plan: each device goes where its coordinates say.
+    """Return the Mesh of a plan, with each device at the index that its coordinates give (`place`).
 
-    Host devices have no coordinates: they stand for the slice's devices row by row. With fewer of them than the slice
-    has (a shrunken mesh) they fill the mesh itself row by row.
+    Host devices have no coordinates and stand for the slice's devices row by row. If their number is that of the mesh
+    but not that of the slice (a shrunken mesh), they fill the mesh itself row by row. Raises `InputError` if the mesh
+    axes do not fit the slice, or if the number of devices is wrong.
     """
     from jax.sharding import AxisType, Mesh
 
@@ -150,7 +159,7 @@ def build_mesh(mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]
 
 
 def check_pieces(mesh_axes: MeshAxes, slice_: Slice) -> None:
-    """Raise InputError unless names, sizes and pieces go together and the pieces name axes of the slice."""
+    """Raise `InputError` unless each mesh axis has a distinct name, a size and pieces of axes of the slice."""
     names, sizes, pieces = mesh_axes.axis_names, mesh_axes.axis_sizes, mesh_axes.pieces
     if not len(names) == len(sizes) == len(pieces) or len(set(names)) != len(names):
         raise InputError(f"mesh axes {names}: expected distinct names, and a size and pieces for each")
@@ -177,7 +186,7 @@ def _places(
 
 
 def place(mesh_axes: MeshAxes, device_coordinates: Coordinates) -> tuple[int, ...]:
-    """A device's index in the mesh: along each axis the mixed radix of its pieces, major first."""
+    """Return a device's index in the mesh: along each mesh axis the mixed radix of its pieces, major first."""
     return tuple(_index(pieces, device_coordinates) for pieces in mesh_axes.pieces)
 
 
@@ -189,7 +198,10 @@ def _index(pieces: Sequence[Any], device_coordinates: Coordinates) -> int:
 
 
 def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinates]:
-    """Each device's coordinate along each axis of the slice, counted from the slice's corner."""
+    """Return each device's coordinate along each physical axis of the slice, counted from the slice's corner.
+
+    Devices without coordinates, such as host devices, count row by row.
+    """
     axes = slice_.axes
     if not _have_coordinates(devices):
         sizes = [axis.size for axis in axes]

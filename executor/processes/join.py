@@ -1,6 +1,7 @@
-"""Several processes, on one host or on many, that verify one plan together under `jax.distributed`.
+"""Join several processes, on one host or on many, that verify one plan together under `jax.distributed`.
 
-The same command starts once per process, and each takes its share of the host devices. Process 0 speaks for all.
+The user starts the same command once per process, and each process takes its share of the host devices. Process 0
+writes the report.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """How this process finds the others. What is None, JAX asks the cluster for (TPU pods, Slurm, Kubernetes, MPI).
+    """The address and the number of the processes, by which this process finds the others.
 
-    `coordinator`: HOST:PORT at which process 0 listens. `process_id`: this process's number, from 0. `timeout_s`: how
-    long the others are waited for. Raises `InputError` on nonsense.
+    `coordinator`: HOST:PORT at which process 0 listens. `processes`: how many there are. `process_id`: the number of
+    this process, from 0. JAX asks the cluster (TPU pods, Slurm, Kubernetes, MPI) for each of them that is None.
+    `timeout_s`: the seconds to wait for the others. Raises `InputError` on a malformed address or a number out of
+    range.
     """
 
     coordinator: str | None = None
@@ -53,14 +56,17 @@ class Hosts:
 
     @property
     def arrival(self) -> str:
-        """What joining is, in words."""
+        """The arrival of all processes in words, for error messages."""
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
 
 
 @contextlib.contextmanager
 def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
-    """This process as one of several; on the way out all of them leave together."""
+    """Join the other processes and yield the agreement with them; on the way out all processes leave together.
+
+    Without `hosts` it yields a `SingleProcess`. Raises `InputError` if the processes cannot join.
+    """
     if hosts is None:
         yield SingleProcess()
         return
