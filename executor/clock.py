@@ -23,6 +23,7 @@ def median_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
 
 
 def _seconds(run: Callable[[], Any]) -> float:
+    """Return the seconds of one run until its results are ready."""
     started = time.perf_counter()
     _untyped.block_until_ready(run())
     return time.perf_counter() - started

@@ -62,11 +62,12 @@ def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu
 
 
 def _tpu_is_here() -> bool:
-    """Whether the machine has TPU chips: without any, asking JAX for them makes libtpu complain at length."""
+    """Return whether the machine has TPU chips; if it has none, asking JAX for them makes libtpu complain at length."""
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def _configure(host_devices: int | None) -> None:
+    """Set JAX's platforms and number of CPU devices after jax has been imported."""
     import jax
 
     config: Any = jax.config
@@ -117,6 +118,7 @@ def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
+    """Return the devices of the topology that the TPU compiler describes for a slice."""
     from jax.experimental import topologies
 
     options = topology_options(slice_)
@@ -172,6 +174,7 @@ def check_pieces(mesh_axes: MeshAxes, slice_: Slice) -> None:
 def _places(
     mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]
 ) -> list[tuple[tuple[int, ...], jax.Device]]:
+    """Return (index in the mesh, device) for each device, or raise `InputError` if they do not fill the mesh."""
     if not _have_coordinates(devices) and len(devices) == prod(mesh_axes.axis_sizes) != slice_.devices:
         return list(zip(np.ndindex(*mesh_axes.axis_sizes), devices, strict=True))
     if len(devices) != slice_.devices:
@@ -191,6 +194,7 @@ def place(mesh_axes: MeshAxes, device_coordinates: Coordinates) -> tuple[int, ..
 
 
 def _index(pieces: Sequence[Any], device_coordinates: Coordinates) -> int:
+    """Return the index along one mesh axis: the mixed radix of its pieces, major first."""
     index = 0
     for piece in pieces:
         index = index * piece.size + device_coordinates[piece.axis] // piece.stride % piece.size
@@ -213,4 +217,5 @@ def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinate
 
 
 def _have_coordinates(devices: Sequence[jax.Device]) -> bool:
+    """Return whether every device has physical coordinates, as TPU devices have."""
     return all(getattr(device, "coords", None) is not None for device in devices)

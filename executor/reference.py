@@ -57,6 +57,7 @@ def reference_logits(
 def _forward(
     model: Model, params: Params, tokens: jax.Array, positions: jax.Array, rope_theta: float, eps: float
 ) -> jax.Array:
+    """Compute the logits in float32 or wider."""
     float32_params = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
     vocab = float32_params["vocab"]
     x = jnp.take(vocab["Em"], tokens, axis=0)  # [B, T, D]; NaN for a token beyond V
@@ -100,7 +101,7 @@ def random_params(model: Model, key: jax.Array, dtype: jax.typing.DTypeLike = jn
 
 
 def _distribution(model: Model, tensor: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Return the mean and standard deviation of a parameter: matrices of unit gain, scores spread a little wider."""
+    """Return the mean and standard deviation of a parameter: most matrices keep the size of their input."""
     if tensor in ("norm", "gq", "gk"):
         return 1.0, 0.25
     if tensor in ("bq", "bk", "bv"):
@@ -114,6 +115,7 @@ def _distribution(model: Model, tensor: str, shape: tuple[int, ...]) -> tuple[fl
 
 
 def _kinds(group: LayerGroup) -> tuple[str, ...]:
+    """Return the kinds of the components of a layer group, in the order in which a layer runs them."""
     if group.parallel:
         return ("block",)
     return ("attention", "moe" if group.mlp.moe else "mlp")
@@ -152,12 +154,14 @@ def _layers(model: Model, params: Params) -> Iterator[tuple[LayerGroup, dict[str
 
 
 def _layer_shapes(kind: str, group: LayerGroup, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's tensors of a component."""
     attention = _attention_shapes(group.attention, D) if kind in ("attention", "block") else {}
     mlp = _mlp_shapes(group.mlp, D) if kind != "attention" else {}
     return {"norm": (D,)} | attention | mlp
 
 
 def _attention_shapes(attention: Attention, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's attention tensors, such as WQ `[D, N, H]`."""
     N, K, H = attention.N, attention.K, attention.H
     shapes: dict[str, tuple[int, ...]] = {"WQ": (D, N, H), "WK": (D, K, H), "WV": (D, K, H), "WO": (N, H, D)}
     if attention.qkv_bias:
@@ -168,6 +172,7 @@ def _attention_shapes(attention: Attention, D: int) -> dict[str, tuple[int, ...]
 
 
 def _mlp_shapes(mlp: Mlp, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's MLP tensors, such as Wi `[D, F]`, or `[E, D, F]` with experts."""
     experts = (mlp.E,) if mlp.moe else ()
     shapes = {"Wi": (*experts, D, mlp.F), "Wo": (*experts, mlp.F, D)}
     if mlp.gated:
@@ -176,6 +181,7 @@ def _mlp_shapes(mlp: Mlp, D: int) -> dict[str, tuple[int, ...]]:
 
 
 def _check_supported(group: LayerGroup) -> None:
+    """Raise `InputError` if a layer group has a feature that the reference lacks."""
     attention, mlp = group.attention, group.mlp
     features = {
         "an output bias (o_bias)": attention.o_bias,
@@ -228,6 +234,7 @@ def _norm(model: Model, x: jax.Array, scale: jax.Array, eps: float) -> jax.Array
 
 
 def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Divide by the root mean square over the last dim and multiply by `scale`."""
     return scale * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
 
 

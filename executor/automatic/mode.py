@@ -57,7 +57,7 @@ class Automatic(Engine):
         return found
 
     def decode_step(self, logits: bool = False) -> Any:
-        """Return the jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache), which donates cache."""
+        """Return the jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); cache is donated."""
         return self._under_jit(self._plain.decode, logits, 1)
 
     def prefill_step(self, logits: bool = False) -> Any:

@@ -126,6 +126,7 @@ def device_mesh(platform: str, count: int | None = None) -> Mesh:
 
 
 def _how_to_get(platform: str) -> str:
+    """Return the end of an error message that says which JAX package a platform needs."""
     package = {"gpu": "jax[cuda13]", "tpu": "jax[tpu]"}.get(platform)
     return f": a {platform.upper()} and its JAX are needed (pip install '{package}')" if package else ""
 
@@ -139,6 +140,7 @@ def on_all(mesh: Mesh, local: Callable[..., Any], *shapes: tuple[int, ...], dtyp
     sharding, generator = NamedSharding(mesh, spec), np.random.default_rng(0)
 
     def placed(shape: tuple[int, ...]) -> Any:
+        """Return random noise of a local shape, equal on every device."""
         noise = generator.standard_normal((1, *shape), np.float32)
         noise = (noise * shape[-1] ** -0.5 if jnp.issubdtype(dtype, jnp.floating) else noise).astype(dtype)
         return jax.make_array_from_callback((mesh.size, *shape), sharding, lambda _: noise)

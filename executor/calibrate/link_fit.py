@@ -65,7 +65,7 @@ class LinkSample:
 
 
 def unit_rates(kind: str, n: int) -> tuple[float, float]:
-    """Return the seconds per byte and of all hops of a collective over n devices of a unit switch.
+    """Return the seconds per byte and of all hops of a collective over n devices of a switch.
 
     The switch has links of 1 byte/s and hops of 1 s, so the two numbers are `share` and `hops` of the formula.
 

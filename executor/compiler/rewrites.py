@@ -103,10 +103,12 @@ def _unmatched_compiled(
 
 
 def _operand_widths(c: Collective) -> list[tuple[int, float]]:
+    """Return (elements, bytes per element) of each operand."""
     return [(part.elements, part.bits / 8) for part in c.parts]
 
 
 def _differences(matching: Matching) -> Iterator[Difference]:
+    """Yield the runs that no rule has explained as differences, one for each kind and axes."""
     for expected, compiled in matching.by_key().values():
         kind = "changed" if expected and compiled else "missing" if expected else "extra"
         yield Difference(
@@ -329,6 +331,7 @@ def regrouped(matching: Matching) -> None:
 
 
 def _use_up(*runs: UnmatchedRun) -> None:
+    """Mark all runs as explained."""
     for unmatched in runs:
         unmatched.runs = 0
 

@@ -108,6 +108,7 @@ class Cuts:
 
     @cached_property
     def _bound(self) -> tuple[Bound, ...]:
+        """The bound programs of the layout."""
         return programs(self.layout)
 
     def cut(self, dim: str, component: str | None = None) -> Cut:
@@ -119,6 +120,7 @@ class Cuts:
         return cut if cut.padded > 1 or cut.before > 1 else replace(cut, padded=self._uncut(dim, component))
 
     def _joined(self, cut: Cut, b: Bound, dim: str) -> Cut:
+        """Combine a cut with how one bound program shards a dim."""
         before, after = cut.before, cut.after
         for name, letters in b.source.needs.divides:
             if name == dim:
@@ -132,6 +134,7 @@ class Cuts:
         return int(np.prod([min(s, 2) if shrunken else s for i, s in enumerate(sizes) if mask >> i & 1], dtype=int))
 
     def _padded(self, b: Bound) -> dict[str, int]:
+        """Return the padded size of each dim of a bound program on the full mesh."""
         n = np.array([self._ways(mask, False) for mask in range(1 << len(self.layout.names))])
         sizes = fit_part(b.source, b.component, Rates(n, n < 0, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
         return {name: int(np.max(size)) for name, size in sizes.items()}
@@ -169,6 +172,7 @@ class Cuts:
         return changed(model, D=self.cut("D").size(MINIMUM_SIZES["D"]), V=V, groups=groups, max_context=None)
 
     def _group(self, group: LayerGroup, number: int, before: int, after: int, seen: dict[object, Any]) -> LayerGroup:
+        """Return a shrunken layer group; groups that shared a component share its shrunken copy."""
         names = {a.component.kind: a.component.name for a in self.layout.assigned if number in a.component.groups}
         of_attention = names.get("attention") or names["block"]
         of_mlp = names.get("mlp") or names.get("moe") or names["block"]
@@ -180,6 +184,7 @@ class Cuts:
         return changed(group, count=min(group.count, LAYERS), attention=seen[of_attention], mlp=seen[mlp])
 
     def _attention(self, a: Attention, name: str, before: int, after: int, seen: Mapping[object, Any]) -> Attention:
+        """Return a shrunken attention, different from all others, so that components stay distinct."""
         K, M = self._heads(a, name)
         window = a.window
         if window is not None:
@@ -191,6 +196,7 @@ class Cuts:
         return shrunken
 
     def _heads(self, a: Attention, name: str) -> tuple[int, int]:
+        """Return the shrunken numbers of KV heads K and of query heads per KV head M."""
         n, k, m = (self.cut(dim, name) for dim in "NKM")
         if a.M == 1:
             k = Cut(lcm(k.before, n.before), lcm(k.after, n.after), a.K)
@@ -202,6 +208,7 @@ class Cuts:
         return K, _padded_again(Cut(needed, max(int(step), 1), padded), a.M, 2)
 
     def _mlp(self, m: Mlp, name: str, seen: Sequence[Mlp]) -> Mlp:
+        """Return a shrunken MLP, different from all others, so that components stay distinct."""
         F = _padded_again(self.cut("F", name), m.F, MINIMUM_SIZES["F"])
         E = _padded_again(self.cut("E", name), m.E, MINIMUM_SIZES["E"]) if m.moe else 1
         shrunken = changed(m, F=F, E=E, k=1 if m.k == 1 or E == 1 else max(1, min(2, E - 1)))
@@ -211,6 +218,7 @@ class Cuts:
 
 
 def _mlp_of(model: Model, component: Component) -> Mlp | None:
+    """Return the mixture of experts of a component, None for components of other kinds."""
     return model.groups[component.groups[0]].mlp if component.kind == "moe" else None
 
 

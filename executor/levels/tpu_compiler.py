@@ -216,6 +216,7 @@ def _check_in_place(planned: float, actual: float) -> Finding | None:
 
 
 def _copy_finding(a: Array) -> Finding:
+    """Return the finding of a copy of a cache tensor."""
     return Finding(
         what=f"cache, in {_step_name(a.op_name) or a.name}",
         promised="updated in place",
@@ -240,6 +241,7 @@ def _local_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> float:
 
 
 def _memory_notes(facts: Facts, compiled: Compiled) -> Iterator[str]:
+    """Yield notes on the program's memory and on its largest temporaries."""
     yield (
         f"memory: arguments {gb(compiled.argument_bytes)} (promised {gb(facts.stored_bytes)}), in all "
         f"{gb(compiled.total_bytes)} (promised {gb(facts.plan.memory.total_bytes)}), "
@@ -255,12 +257,14 @@ def _memory_notes(facts: Facts, compiled: Compiled) -> Iterator[str]:
 
 
 def _rewrite_note(rewrite: Rewrite) -> str:
+    """Return the note of a collective that the compiler runs as another kind."""
     compiled = ", ".join(dict.fromkeys(f"{c.kind} ({c.emitter or 'no emitter'})" for c in rewrite.compiled))
     steps = "; ".join(dict.fromkeys(p.text for p in rewrite.expected))
     return f"{rewrite.kind}: {steps} runs as {compiled}, {rewrite.extra_bytes / 1e6:+.3g} MB per device and step"
 
 
 def _difference_finding(difference: Difference) -> Finding:
+    """Return the finding of a difference between expected and compiled collectives."""
     return Finding(
         what=f"{difference.kind} collective",
         promised="; ".join(
@@ -281,4 +285,5 @@ def _step_name(op_name: str) -> str:
 
 
 def _shape(a: Array) -> str:
+    """Return the dtype and the dims of an array, such as `bf16[8,128]`."""
     return f"{a.shape.dtype}[{','.join(map(str, a.shape.dims))}]"

@@ -88,6 +88,7 @@ class AbortGuard:
         before = signal.set_wakeup_fd(writing)
 
         def watch() -> None:
+            """Wait for signals and end the process on SIGINT."""
             while number := os.read(reading, 1):
                 if number[0] == signal.SIGINT:
                     self.end("interrupted", INTERRUPTED)
@@ -96,6 +97,7 @@ class AbortGuard:
         threading.Thread(target=watch, daemon=True).start()
 
         def undo() -> None:
+            """Restore the wakeup descriptor and stop the watching thread."""
             signal.set_wakeup_fd(before)
             os.close(writing)
 
@@ -103,6 +105,7 @@ class AbortGuard:
 
 
 def _libc() -> Any:
+    """Return the C library that this process has loaded."""
     return ctypes.CDLL(None)
 
 

@@ -30,7 +30,7 @@ class SingleProcess:
     processes, process_id = 1, 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        """Run a function and return its result here; a single process has nobody to agree with."""
         return run()
 
     def level(self, name: str, run: Callable[[], Level]) -> Level:
@@ -74,7 +74,10 @@ class ProcessGroup(SingleProcess):
         self._turn = 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """What `run` gives here; raises `InputError` unless its facts are the same in every process."""
+        """Run a function in every process and return its result here.
+
+        `facts` maps the result to named facts; raises `InputError` if one differs between processes.
+        """
         results: list[T] = []
 
         def attempt() -> dict[str, str]:
@@ -133,12 +136,14 @@ class ProcessGroup(SingleProcess):
         return outcome.value_from(0, type_)
 
     def _attempt(self, run: Callable[[], Any]) -> tuple[_Outcome, Exception | None]:
+        """Run a step and return its outcome, and the error that it raised, if any."""
         try:
             return _Outcome(self.processes, msgspec.to_builtins(run())), None
         except Exception as error:  # whatever it is, the others must know
             return self._outcome(error), error
 
     def _outcome(self, error: Exception) -> _Outcome:
+        """Return the outcome that reports an error to the other processes."""
         return _Outcome(self.processes, error=type(error).__name__, text=first_line(error))
 
     def _send(self, outcome: _Outcome) -> int:
@@ -151,10 +156,12 @@ class ProcessGroup(SingleProcess):
         return turn
 
     def _next_turn(self) -> int:
+        """Return the number of the next exchange; it is equal in all processes."""
         self._turn += 1
         return self._turn
 
     def _receive(self, turn: int, process: int, deadline: float | None = None) -> _Outcome:
+        """Wait for the outcome of a process; end this one if none comes until `deadline`."""
         while True:
             started = time.monotonic()
             try:
@@ -173,11 +180,13 @@ class ProcessGroup(SingleProcess):
         return outcome
 
     def _end_lost(self, error: Exception) -> None:
+        """End this process after an error of the store, unless JAX ends it first."""
         time.sleep(1)  # JAX ends this process when it finds out why
         self._guard.end(why_ended(f"{self._guard.log}\n{error}", ""))
 
 
 def _key(turn: int, process: int) -> str:
+    """Return the key of a process's outcome in the store."""
     return f"meshwright/{turn}/{process}"
 
 

@@ -82,6 +82,7 @@ def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
 
 
 def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
+    """Initialise `jax.distributed` and return the agreement with the other processes."""
     if hosts.coordinator:
         _check_coordinator(hosts.coordinator, hosts.process_id, hosts.timeout_s)
     import jax
@@ -105,6 +106,7 @@ def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
 
 
 def _leave() -> None:
+    """Shut `jax.distributed` down; errors are ignored, because the work is done."""
     import jax
 
     distributed: Any = jax.distributed

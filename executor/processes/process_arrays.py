@@ -22,6 +22,7 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def _place_own_shards(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Place one array; this process gives the shards on its own devices."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         placed: jax.Array = jax.device_put(x, sharding)
         return placed

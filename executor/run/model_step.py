@@ -62,12 +62,14 @@ class ModelStep:
         return (*self._unembed(logits, params, R, replicated), _joined(new_caches))
 
     def _embed(self, params: Tree, tok: Array, replicated: Mapping[str, Array]) -> Array:
+        """Embed tokens and return the residual stream."""
         context = replace(self.vocab.context, replicated=replicated)
         return _chain((self.vocab.bodies[0], *self.vocab.leave), tok, params["vocab"], context)
 
     def _unembed(
         self, logits: bool, params: Tree, R: Array, replicated: Mapping[str, Array]
     ) -> tuple[Array, Array | None]:
+        """Return the next tokens and, if asked for, the logits of the residual stream."""
         context = replace(self.vocab.context, replicated=replicated)
         arguments = {"Um": params["vocab"]["Em"]} | params["vocab"] | {"g": params["vocab"]["norm"]}
         body = self.vocab.bodies[-1]
@@ -88,6 +90,7 @@ class ModelStep:
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in components}
 
         def layer(carry: tuple[Array, Tree], layer_number: Array) -> tuple[tuple[Array, Tree], Tree]:
+            """Run layer `layer_number` of the group; the scan carries the residual and the caches."""
             R, cache, new_caches = carry[0], dict(carry[1]), {}
             for component in components:
                 context = replace(component.context, replicated=replicated)

@@ -166,6 +166,7 @@ def all_to_all(step: Step, context: Context, values: Values) -> Values:
 
 
 def _swaps(step: Step) -> list[tuple[Tensor, Tensor]]:
+    """Return the (input, output) types of a step in pairs."""
     return list(zip(step.inputs, step.outputs, strict=True))
 
 
@@ -202,6 +203,7 @@ def merge(step: Step, context: Context, values: Values) -> Values:
 
 
 def _map_value(value: Value, change: Callable[[Array], Array]) -> Value:
+    """Apply a change of shape to an array, or to every array of a softmax state."""
     if isinstance(value, SoftmaxState):
         return SoftmaxState(*(change(x) for x in value))
     return change(array_of(value))
@@ -230,6 +232,7 @@ def swiglu(step: Step, context: Context, values: Values) -> Values:
 
 
 def _activations(x: Array, context: Context) -> Array:
+    """Cast an array to the dtype of activations."""
     return x.astype(context.activations)
 
 
