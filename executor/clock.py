@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 REPEATS = 7
-_untyped: Any = jax  # what waits has no types
+_untyped: Any = jax  # block_until_ready has no types
 
 
 def median_seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """The files in which the control group of a process states how much memory it may use (cgroup v2 and v1)."""
 
-Coordinates = Mapping[str, int]  # of one device: physical axis -> coordinate
+Coordinates = Mapping[str, int]  # physical axis -> coordinate, of one device
 
 QUIET = {
-    "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server which TPU this machine is
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask a metadata server which TPU this machine is
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any known type: the topology is given by name
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once: no TPU is held
-    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow: it dies of SIGSEGV.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once, because neither uses a TPU
+    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow (SIGSEGV).
     "LIBTPU_INIT_ARGS": "--fibers_default_thread_stack_size=1048576",
 }
 

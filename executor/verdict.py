@@ -60,7 +60,13 @@ class Report(Value, frozen=True, kw_only=True):
 
 
 def verdict(level: str, mode: str, checked: int, findings: tuple[Finding, ...], notes: tuple[str, ...] = ()) -> Level:
-    """Return the result of a level that ran; it passed if it checked at least one claim and has no findings."""
+    """Return the result of a level that ran; it passed if it checked at least one claim and has no findings.
+
+    >>> verdict("numerics", "manual", checked=3, findings=()).status
+    'passed'
+    >>> verdict("numerics", "manual", checked=0, findings=()).reason
+    'nothing was checked'
+    """
     status = PASSED if checked and not findings else FAILED
     reason = None if checked else "nothing was checked"
     return Level(level=level, mode=mode, status=status, checked=checked, reason=reason, findings=findings, notes=notes)

@@ -37,7 +37,7 @@ Parts = Callable[
 
 @dataclass(frozen=True)
 class Plain:
-    """The decode and prefill steps of a model; `ends` and `pos` as in `executor.run.model_step`."""
+    """The decode and prefill steps of a model; `lengths` and `pos` as in `executor.run.model_step`."""
 
     model: Model
     components: tuple[RunnableComponent, ...]
@@ -56,7 +56,7 @@ class Plain:
             R, cache, _ = self._layers(number, group, params, cache, R, pos)
         return (*self._unembed(logits, params, R), cache)
 
-    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
+    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, lengths: Array) -> tuple[Any, ...]:
         """Run a prefill step and return (next tokens, logits or None, the prompts' caches)."""
         pos = jnp.broadcast_to(positions, tok.shape)
         made: dict[str, dict[str, list[Array]]] = {}
@@ -67,7 +67,7 @@ class Plain:
                 for name, x in tensors.items():
                     made.setdefault(c, {}).setdefault(name, []).append(x)
         with jax.named_scope("vocab/last"):
-            at = jnp.argmax(pos == ends[:, None] - 1, axis=1)
+            at = jnp.argmax(pos == lengths[:, None] - 1, axis=1)
             R = self.place(self.vocab, "last", "BD", jnp.take_along_axis(R, at[:, None, None], axis=1)[:, 0])
         cache = {c: {n: jnp.concatenate(x) if len(x) > 1 else x[0] for n, x in t.items()} for c, t in made.items()}
         return (*self._unembed(logits, params, R), cache)

@@ -114,15 +114,15 @@ def device_mesh(platform: str, count: int | None = None) -> Mesh:
         raise InputError(f"count {count}: expected at least 1", "count")
     if platform == "cpu" and count is not None and count > MOST_HOST_DEVICES:
         raise InputError(f"count {count}: expected at most {MOST_HOST_DEVICES} devices of the host's CPU", "count")
-    with contextlib.suppress(RuntimeError):  # devices are in use already: there are as many as there are
+    with contextlib.suppress(RuntimeError):  # devices are in use already, so their number stays
         prepare_environment(host_devices=(count or HOST_DEVICES) if platform == "cpu" else None, platform=platform)
     available = platform_devices(platform)
-    wanted = count or (min(HOST_DEVICES, len(available)) if platform == "cpu" else len(available)) or 1
-    if len(available) < wanted:
+    mesh_size = count or (min(HOST_DEVICES, len(available)) if platform == "cpu" else len(available)) or 1
+    if len(available) < mesh_size:
         raise Unavailable(
-            f"needs {wanted} {platform} devices, and JAX has {len(available)} here{_how_to_get(platform)}"
+            f"needs {mesh_size} {platform} devices, and JAX has {len(available)} here{_how_to_get(platform)}"
         )
-    return Mesh(np.array(available[:wanted]), ("x",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(available[:mesh_size]), ("x",), axis_types=(AxisType.Auto,))
 
 
 def _how_to_get(platform: str) -> str:
@@ -190,8 +190,8 @@ def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> LinkFit:
         "vector x matrix": matmul_s(mesh, "f32", 1, side, launch_s, runs=runs, repeats=effort.repeats),
     }
     rates = {name: 4 * side * side / read_s for name, read_s in seconds.items()}
-    others = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
-    note = f"best of {others}; {4 * side * side / 1e6:.0f} MB per device"
+    rates_text = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
+    note = f"best of {rates_text}; {4 * side * side / 1e6:.0f} MB per device"
     return LinkFit(name="hbm_bytes_per_s", value=max(rates.values()), unit="bytes/s", note=note)
 
 
@@ -277,10 +277,12 @@ def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
     return sources
 
 
-def chip_file(found: Calibration) -> bytes:
+def chip_file(calibration: Calibration) -> bytes:
     """Return the contents of the chip file (TOML), with every fit in the comment at its head."""
-    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in found.fits]
-    return chip_toml(found.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(found.chip), *fits)))
+    fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in calibration.fits]
+    return chip_toml(
+        calibration.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(calibration.chip), *fits))
+    )
 
 
 def shared(chip: Chip) -> list[str]:

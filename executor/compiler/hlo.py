@@ -27,7 +27,10 @@ from executor.compiler.hlo_text import (
 )
 from strategies.kinds import KINDS
 
-_UNPRICED = {"CollectiveBroadcast": "collective-broadcast", "Send": "send"}  # kinds that no primitive asks for
+_UNPRICED = {
+    "CollectiveBroadcast": "collective-broadcast",
+    "Send": "send",
+}  # kinds that no primitive of a layout program has
 _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opcodes} | {
     opcode: name for name, opcode in _UNPRICED.items()
 }
@@ -250,12 +253,16 @@ def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] 
         return None
     axes = _varying_axes(groups, sizes)
     size = prod(sizes[axis] for axis in axes)
-    rest = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
-    return axes if all(len(group) == size for group in groups) and set(rest) == {1} else None
+    distinct_others = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
+    return axes if all(len(group) == size for group in groups) and set(distinct_others) == {1} else None
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none."""
+    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none.
+
+    >>> axes_of_pairs([(0, 1), (1, 0), (2, 3), (3, 2)], {"X": 2, "Y": 2})
+    ('Y',)
+    """
     return _varying_axes(pairs, sizes) or None
 
 

@@ -58,7 +58,11 @@ class Shape:
 
     @property
     def nbytes(self) -> float:
-        """The bytes of the array, without the padding of the layout's tiles."""
+        """The bytes of the array, without the padding of the layout's tiles.
+
+        >>> Shape("bf16", (8, 128)).nbytes
+        2048.0
+        """
         return self.elements * self.bits / 8
 
 
@@ -210,15 +214,15 @@ def calls(module: Module) -> Iterator[tuple[Instruction, str]]:
                 yield i, name
 
 
-def _instruction(name: str, rest: str) -> Instruction:
+def _instruction(name: str, text: str) -> Instruction:
     """Parse the text behind `name = ` into an instruction."""
-    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
-    opcode = _OPCODE.match(rest, end)
+    end = _closing(text) if text.startswith("(") else text.index(" ")
+    opcode = _OPCODE.match(text, end)
     if not opcode:
-        raise ValueError(f"HLO: expected an opcode after the type of %{name}, got {rest[end : end + 60]!r}")
-    close = _closing(rest, opcode.end() - 1)
+        raise ValueError(f"HLO: expected an opcode after the type of %{name}, got {text[end : end + 60]!r}")
+    close = _closing(text, opcode.end() - 1)
     return Instruction(
-        name, _shapes(rest[:end]), opcode[1], rest[opcode.end() : close - 1], rest[close:].removeprefix(",").strip()
+        name, _shapes(text[:end]), opcode[1], text[opcode.end() : close - 1], text[close:].removeprefix(",").strip()
     )
 
 

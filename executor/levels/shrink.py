@@ -52,7 +52,7 @@ def shrink(loaded: Loaded, dtypes: Dtypes | None = None) -> Loaded:
     model, context = cuts.model(plan.model, work), cuts.context(work)
     batch = cuts.batch(model, context if plan.phase == "prefill" else 1)
     dtypes = dtypes or plan.dtypes
-    priced_dtypes = changed(dtypes, compute="bf16")  # every chip has it
+    priced_dtypes = changed(dtypes, compute="bf16")  # every chip has a rate for bf16
     small = Workload(phase=work.phase, batches=(batch,), context=context, dtypes=priced_dtypes)
     bound = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
     priced_plan = price_layout(bound, slice_, model, small, batch, batch, speeds(slice_.chip, priced_dtypes))
@@ -160,7 +160,9 @@ class Cuts:
         """The context: prompts, or room for them and for the steps to decode; twice as long as every window."""
         names = ("S",) if work.phase == "decode" else ("T", "S")
         cuts = [self.cut(name, a.component.name) for a in self.layout.assigned for name in names]
-        after = lcm(*(cut.after for cut in cuts)) * (2 if work.phase == "prefill" else 1)  # zigzag: two chunks each
+        after = lcm(*(cut.after for cut in cuts)) * (
+            2 if work.phase == "prefill" else 1
+        )  # zigzag order: each shard has two chunks
         minimum = max(MINIMUM_SIZES[names[0]], 2 * MINIMUM_SIZES["window"], 2 * after)
         return after * -(-minimum // after)
 

@@ -28,7 +28,7 @@ from strategies.readers.specs import TensorSpec
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
 EDGE_WITHIN = 0.01  # a plan up to 1% over usable HBM may say that it does not fit although the compiler fits it
-FULL = 0.95  # of usable HBM: a program that is fuller makes the compiler save memory
+FULL = 0.95  # beyond this share of usable HBM the compiler finds ways to need less
 CAPACITY_FACTOR = 1.0  # the plan prices the mean number of slots per expert
 NAMED = 5  # how many of the largest temporaries are named
 

@@ -58,7 +58,7 @@ class AbortGuard:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-        _libc().fflush(None)  # what gloo has written and not flushed stays in the file
+        _libc().fflush(None)  # so that gloo's buffered output stays in the file
         for number, fd in enumerate(self._saved_fds, 1):
             os.dup2(fd, number)
             os.close(fd)
@@ -133,6 +133,9 @@ def why_ended(log: str, arrival: str) -> str:
     """Return in one line why JAX ended the process, given the log of C++.
 
     `arrival` completes a line that starts with "not": which processes should have come, where, and within what time.
+
+    >>> why_ended("UNAVAILABLE: Socket closed", arrival="")
+    'process 0, the coordinator, ended before this one was done'
     """
     if match := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
         return f"process {', '.join(re.findall(r'[0-9]+', match[1]))} ended before it was done, or answers no more"

@@ -84,8 +84,8 @@ class ProcessGroup(SingleProcess):
             results.append(run())
             return dict(facts(results[0]))
 
-        first, *rest = self._from_all(attempt, dict[str, str])
-        for number, other in enumerate(rest, 1):
+        first, *others = self._from_all(attempt, dict[str, str])
+        for number, other in enumerate(others, 1):
             for name, value in first.items():
                 if other.get(name) != value:
                     raise InputError(
@@ -139,7 +139,7 @@ class ProcessGroup(SingleProcess):
         """Run a step and return its outcome, and the error that it raised, if any."""
         try:
             return _Outcome(self.processes, msgspec.to_builtins(run())), None
-        except Exception as error:  # whatever it is, the others must know
+        except Exception as error:  # the other processes must learn of every error
             return self._outcome(error), error
 
     def _outcome(self, error: Exception) -> _Outcome:
@@ -151,7 +151,7 @@ class ProcessGroup(SingleProcess):
         turn = self._next_turn()
         try:
             self._client.key_value_set(_key(turn, self.process_id), msgspec.json.encode(outcome).decode())
-        except Exception as error:  # whatever jaxlib's own type is in this version
+        except Exception as error:  # the type of jaxlib's error differs between versions
             self._end_lost(error)
         return turn
 
@@ -167,8 +167,8 @@ class ProcessGroup(SingleProcess):
             try:
                 message = self._client.blocking_key_value_get(_key(turn, process), _SLICE_MS)
                 break
-            except Exception as error:  # whatever jaxlib's own type is in this version
-                if time.monotonic() - started < _SLICE_MS / 1000:  # else there is no answer yet
+            except Exception as error:  # the type of jaxlib's error differs between versions
+                if time.monotonic() - started < _SLICE_MS / 1000:  # a full wait means that there is no answer yet
                     self._end_lost(error)
             if deadline is not None and time.monotonic() > deadline:
                 self._guard.end(f"process {process} is not done {self._timeout_s} s (the timeout) after this one was")
@@ -195,9 +195,9 @@ def merged(levels: Sequence[Level]) -> Level:
 
     The findings of others name their process. The level fails if it failed in any process.
     """
-    first, *rest = levels
+    first, *others = levels
     findings = list(first.findings)
-    for number, level in enumerate(rest, 1):
+    for number, level in enumerate(others, 1):
         more = [f for f in level.findings if f not in first.findings]
         findings += [Finding(what=f"process {number}: {f.what}", promised=f.promised, found=f.found) for f in more]
     failed = next((level for level in levels if level.status == FAILED), first)

@@ -56,7 +56,11 @@ class Hosts:
 
     @property
     def arrival(self) -> str:
-        """The arrival of all processes in words, for error messages."""
+        """The arrival of all processes in words, for error messages.
+
+        >>> Hosts(coordinator="10.0.0.1:1234", processes=2, process_id=0).arrival
+        'all 2 processes came to 10.0.0.1:1234 within 60 s'
+        """
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
 
@@ -89,7 +93,7 @@ def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
     from jax._src.distributed import global_state  # the store with timeouts has no public name
 
     options: Any = jax.config
-    options.update("jax_enable_preemption_service", False)  # it catches SIGTERM and goes on
+    options.update("jax_enable_preemption_service", False)  # the service catches SIGTERM and goes on
     try:
         jax.distributed.initialize(
             hosts.coordinator,

@@ -30,7 +30,7 @@ from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
 
-_Shape: Any = jax.ShapeDtypeStruct  # its constructor has no types
+_Shape: Any = jax.ShapeDtypeStruct  # the constructor of ShapeDtypeStruct has no types
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _specs(stored: Mapping[str, Mapping[str, Stored]]) -> Any:
 
 
 def _is_spec(x: object) -> bool:
-    """Return whether a value is a PartitionSpec, which is a leaf although it is a tuple."""
+    """Return whether a value is a PartitionSpec, which counts as a leaf of a tree."""
     return isinstance(x, jax.sharding.PartitionSpec)
 
 

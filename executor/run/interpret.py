@@ -16,7 +16,7 @@ from executor.run.context import Context, Value
 from executor.run.steps import STEPS
 from strategies.notation import Program, Step, Tensor
 
-PartitionSpec: Any = _PartitionSpec  # its constructor has no types
+PartitionSpec: Any = _PartitionSpec  # the constructor of PartitionSpec has no types
 
 
 def interpret(program: Program, values: Mapping[str, Value], context: Context) -> dict[str, Value]:

@@ -47,13 +47,13 @@ class ModelStep:
             R, cache, _ = self._layers(number, group, params, cache, R, replicated)
         return (*self._unembed(logits, params, R, replicated), cache)
 
-    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
+    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, lengths: Array) -> tuple[Any, ...]:
         """Run a prefill step and return (next tokens, logits or None, the prompts' caches).
 
         `tok`: this device's shard of the prompts `[B, T]`. `positions`: the position of each token, `[T]`, in the order
-        in which T is stored. `ends`: the lengths of the prompts, `[B]`. Both are replicated.
+        in which T is stored. `lengths`: the lengths of the prompts, `[B]`. Both are replicated.
         """
-        replicated = {"pos": jnp.broadcast_to(positions, (ends.shape[0], positions.shape[0])), "lengths": ends}
+        replicated = {"pos": jnp.broadcast_to(positions, (lengths.shape[0], positions.shape[0])), "lengths": lengths}
         R = self._embed(params, tok, replicated)
         new_caches: list[Tree] = []
         for number, group in enumerate(self.model.groups):

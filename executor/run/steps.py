@@ -80,9 +80,9 @@ def _join(arrays: Sequence[Array]) -> Array:
 
 def _columns(shapes: Sequence[Sequence[int]]) -> int:
     """Return a number of columns that divides all shapes; the lanes of one tile if the rows would not fill tiles."""
-    columns, narrow = gcd(*(s[-1] for s in shapes)), gcd(LANES, *(prod(s) for s in shapes))
-    few = min(prod(s) // columns for s in shapes) < ROWS
-    return LANES if few and narrow == LANES else columns
+    columns, lanes = gcd(*(s[-1] for s in shapes)), gcd(LANES, *(prod(s) for s in shapes))
+    has_few_rows = min(prod(s) // columns for s in shapes) < ROWS
+    return LANES if has_few_rows and lanes == LANES else columns
 
 
 def _split_parts(joined: Array, sizes: Sequence[int]) -> list[Array]:
