@@ -98,9 +98,7 @@ def _link_fit(samples: Sequence[LinkSample], launch_s: float, suffix: str) -> tu
         log_errors: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
         return log_errors
 
-    start = np.log(
-        (seconds[:, None] / work).min(axis=0)
-    )  # start where each term alone explains at most the quickest sample
+    start = np.log((seconds[:, None] / work).min(axis=0))  # each term alone explains at most the quickest sample
     logs = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x
     relative_errors = np.abs(np.expm1(errors(logs)))
     per_byte, hop_s = map(float, np.exp(logs))

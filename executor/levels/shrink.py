@@ -157,17 +157,19 @@ class Cuts:
         return batch
 
     def context(self, work: Workload) -> int:
-        """The context: prompts, or room for them and for the steps to decode; twice as long as every window."""
+        """Return the shrunken context in tokens, at least twice as long as the shrunken windows.
+
+        In decode the context is the number of slots of the KV cache; in prefill the length of the prompts.
+        """
         names = ("S",) if work.phase == "decode" else ("T", "S")
         cuts = [self.cut(name, a.component.name) for a in self.layout.assigned for name in names]
-        after = lcm(*(cut.after for cut in cuts)) * (
-            2 if work.phase == "prefill" else 1
-        )  # zigzag order: each shard has two chunks
+        chunks = 2 if work.phase == "prefill" else 1  # zigzag order: each shard has two chunks
+        after = lcm(*(cut.after for cut in cuts)) * chunks
         minimum = max(MINIMUM_SIZES[names[0]], 2 * MINIMUM_SIZES["window"], 2 * after)
         return after * -(-minimum // after)
 
     def model(self, model: Model, work: Workload) -> Model:
-        """The shrunken model; components that were different stay different."""
+        """Return the shrunken model; components that were different stay different."""
         context, seen = self.context(work), dict[object, Any]()
         groups = tuple(self._group(g, n, work.context, context, seen) for n, g in enumerate(model.groups))
         V = _padded_again(self.cut("V"), model.V, MINIMUM_SIZES["V"])

@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def stored_bytes(self) -> float:
-        """Bytes per device of the step's arguments as the plan states them.
+        """The bytes per device of the step's arguments, as the plan states them.
 
         These are the weights, and in decode the KV cache too; in prefill the cache is a result, not an argument.
         """

@@ -1,4 +1,4 @@
-"""`verify` checks one plan at several levels and reports whether the plan does what it states.
+"""Verify one plan at several levels and report whether the plan does what it states.
 
 Level `plan` always runs first: it recomputes the plan from its layouts, so an edited file fails at once. The other
 levels (`LEVELS`) run or compile the plan's programs; each is a function from a plan to a `Level` of the report.

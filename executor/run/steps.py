@@ -286,8 +286,8 @@ def rope(step: Step, context: Context, values: Values) -> Values:
     """Apply the rotary embedding: rotate each pair (i, i + H/2) by position * theta^(-2i/H), in float32."""
     x, pos = arrays_of(values)
     names, half = step.inputs[0].names, x.shape[-1] // 2
-    where = [x.shape[n] if d in step.inputs[1].names else 1 for n, d in enumerate(names[:-1])]
-    angles = float32(pos).reshape(*where, 1) * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    token_dims = [x.shape[n] if d in step.inputs[1].names else 1 for n, d in enumerate(names[:-1])]
+    angles = float32(pos).reshape(*token_dims, 1) * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     left, right = float32(x[..., :half]), float32(x[..., half:])
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return (_activations(jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1), context),)
