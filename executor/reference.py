@@ -90,9 +90,8 @@ def random_params(model: Model, key: jax.Array, dtype: jax.typing.DTypeLike = jn
     Every parameter influences the logits. They are drawn in float32 and rounded to `dtype`, so that the same key gives
     the same model in every dtype.
     """
-    rng = np.random.default_rng(
-        np.asarray(jax.random.key_data(key))
-    )  # numpy, because JAX would compile a program for each shape
+    # numpy draws the numbers, because JAX would compile a program for each shape
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     params: dict[str, dict[str, jax.Array]] = {}
     for component, tensors in sorted(param_shapes(model).items()):
         params[component] = {}

@@ -84,9 +84,8 @@ class ModelStep:
     ) -> tuple[Array, Tree, Tree]:
         """Run a layer group and return the residual, the updated caches, and the new caches of prompts, stacked."""
         components = [u for u in self.components if number in u.component.groups]
-        components.sort(
-            key=lambda u: u.component.kind != "attention"
-        )  # components come in the order of their first groups
+        # the layout lists components by their first groups, and a layer starts with its attention
+        components.sort(key=lambda c: c.component.kind != "attention")
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in components}
 
         def layer(carry: tuple[Array, Tree], layer_number: Array) -> tuple[tuple[Array, Tree], Tree]:
