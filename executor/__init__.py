@@ -1,1 +1,1 @@
-"""Does it really do that: running and compiling a plan."""
+"""Run and compile a plan, and check that it does what it states; the only package that needs jax."""

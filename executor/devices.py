@@ -1,7 +1,8 @@
-"""Devices: the mesh of a plan on real, host or described devices, and the devices of a TPU slice that is not there.
+"""Build a plan's mesh on real, host or described devices, and describe the devices of a TPU slice that is not here.
 
-A plan's mesh axes are pieces of physical axes, so the mesh is built from coordinates: what was priced on a torus axis
-runs on it. `jax.make_mesh` and `create_device_mesh` choose an order of their own, and topology devices come by host.
+A plan's mesh axes are pieces of physical axes, so the mesh is built from the devices' coordinates: a collective that
+was priced on a torus axis runs on that axis. `jax.make_mesh` and `create_device_mesh` choose an order of their own, and
+the devices of a described topology are ordered by host.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
     import jax
 
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where the control group of a process says how much memory it may use."""
+"""The files in which the control group of a process states how much memory it may use (cgroup v2 and v1)."""
 
-Coordinates = Mapping[str, int]  # of one device: physical axis -> coordinate
+Coordinates = Mapping[str, int]  # physical axis -> coordinate, of one device
 
 QUIET = {
-    "TPU_SKIP_MDS_QUERY": "1",  # asks no metadata server which TPU this machine is
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask a metadata server which TPU this machine is
     "TPU_ACCELERATOR_TYPE": "v5litepod-16",  # any known type: the topology is given by name
     "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once: no TPU is held
-    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow: it dies of SIGSEGV.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # two processes may compile at once, because neither uses a TPU
+    # The compiler's threads have stacks of 64 KiB, which some fusions of int8 weights overflow (SIGSEGV).
     "LIBTPU_INIT_ARGS": "--fibers_default_thread_stack_size=1048576",
 }
 
 
 class Unavailable(Exception):
-    """A level cannot run here: one line that says what is missing and how to get it."""
+    """A level cannot run on this machine; the message is one line that says what is missing and how to get it."""
 
 
 def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu") -> None:
@@ -61,11 +62,12 @@ def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu
 
 
 def _tpu_is_here() -> bool:
-    """Return whether the machine has TPU chips: without any, asking JAX for them makes libtpu complain at length."""
+    """Return whether the machine has TPU chips; if it has none, asking JAX for them makes libtpu complain at length."""
     return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
 
 
 def _configure(host_devices: int | None) -> None:
+    """Set JAX's platforms and number of CPU devices after jax has been imported."""
     import jax
 
     config: Any = jax.config
@@ -76,7 +78,7 @@ def _configure(host_devices: int | None) -> None:
 
 
 def platform_devices(platform: str) -> Sequence[jax.Device]:
-    """The devices of `cpu`, `gpu` or `tpu` that JAX has here; none where it has no such platform."""
+    """Return the devices of `cpu`, `gpu` or `tpu` that JAX has here; an empty sequence without such a platform."""
     import jax
 
     try:
@@ -86,7 +88,11 @@ def platform_devices(platform: str) -> Sequence[jax.Device]:
 
 
 def memory_bytes(device: jax.Device, devices: int) -> float:
-    """Bytes of memory of one device; devices of a host share the host's, or what its control group lets them have."""
+    """Return the bytes of memory of one device, 0 if the runtime does not report them.
+
+    CPU devices share the memory of their host, or the limit of its control group (`CGROUP`), so each gets an equal
+    share; `devices` is their number.
+    """
     if device.platform != "cpu":
         return float((device.memory_stats() or {}).get("bytes_limit", 0))
     limits = [Path(name).read_text().strip() for name in CGROUP if Path(name).is_file()]
@@ -95,9 +101,10 @@ def memory_bytes(device: jax.Device, devices: int) -> float:
 
 
 def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
-    """The devices of a TPU slice as its compiler sees them; no TPU is needed, and nothing can run on them.
+    """Return the devices of a TPU slice as its compiler describes them; programs can be compiled for them, not run.
 
-    The compiler assumes no wraparound unless told, so our rule is passed for every slice.
+    No TPU is needed. The compiler assumes no wraparound links by default, so the slice's own are passed to it. Raises
+    `Unavailable` if the slice is no TPU slice, or if libtpu is not installed or does not know the slice.
     """
     if slice_.chip.kind != "tpu":
         raise Unavailable(f"{slice_.name} is no TPU slice, and only the TPU compiler works without its devices")
@@ -111,6 +118,7 @@ def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
+    """Return the devices of the topology that the TPU compiler describes for a slice."""
     from jax.experimental import topologies
 
     options = topology_options(slice_)
@@ -122,7 +130,9 @@ def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
-    """Return the options that describe a slice beside its name: wraparound, chips per host, and its chip's own.
+    """Return the options that describe a slice to the TPU compiler besides its name.
+
+    They are the wraparound of its axes, the chips per host of a single chip, and the options of its chip file.
 
     >>> from mesh.slices import parse_slice
     >>> topology_options(parse_slice("v4:4x4x4"))
@@ -135,10 +145,11 @@ def topology_options(slice_: Slice) -> dict[str, Any]:
 
 
 def build_mesh(mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
-    """The mesh of a plan: each device goes where its coordinates say.
+    """Return the Mesh of a plan, with each device at the index that its coordinates give (`place`).
 
-    Host devices have no coordinates: they stand for the slice's devices row by row. With fewer of them than the slice
-    has (a shrunken mesh) they fill the mesh itself row by row.
+    Host devices have no coordinates and stand for the slice's devices row by row. If their number is that of the mesh
+    but not that of the slice (a shrunken mesh), they fill the mesh itself row by row. Raises `InputError` if the mesh
+    axes do not fit the slice, or if the number of devices is wrong.
     """
     from jax.sharding import AxisType, Mesh
 
@@ -150,7 +161,7 @@ def build_mesh(mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]
 
 
 def check_pieces(mesh_axes: MeshAxes, slice_: Slice) -> None:
-    """Raise InputError unless names, sizes and pieces go together and the pieces name axes of the slice."""
+    """Raise `InputError` unless each mesh axis has a distinct name, a size and pieces of axes of the slice."""
     names, sizes, pieces = mesh_axes.axis_names, mesh_axes.axis_sizes, mesh_axes.pieces
     if not len(names) == len(sizes) == len(pieces) or len(set(names)) != len(names):
         raise InputError(f"mesh axes {names}: expected distinct names, and a size and pieces for each")
@@ -163,6 +174,7 @@ def check_pieces(mesh_axes: MeshAxes, slice_: Slice) -> None:
 def _places(
     mesh_axes: MeshAxes, slice_: Slice, devices: Sequence[jax.Device]
 ) -> list[tuple[tuple[int, ...], jax.Device]]:
+    """Return (index in the mesh, device) for each device, or raise `InputError` if they do not fill the mesh."""
     if not _have_coordinates(devices) and len(devices) == prod(mesh_axes.axis_sizes) != slice_.devices:
         return list(zip(np.ndindex(*mesh_axes.axis_sizes), devices, strict=True))
     if len(devices) != slice_.devices:
@@ -177,11 +189,12 @@ def _places(
 
 
 def place(mesh_axes: MeshAxes, device_coordinates: Coordinates) -> tuple[int, ...]:
-    """A device's index in the mesh: along each axis the mixed radix of its pieces, major first."""
+    """Return a device's index in the mesh: along each mesh axis the mixed radix of its pieces, major first."""
     return tuple(_index(pieces, device_coordinates) for pieces in mesh_axes.pieces)
 
 
 def _index(pieces: Sequence[Any], device_coordinates: Coordinates) -> int:
+    """Return the index along one mesh axis: the mixed radix of its pieces, major first."""
     index = 0
     for piece in pieces:
         index = index * piece.size + device_coordinates[piece.axis] // piece.stride % piece.size
@@ -189,7 +202,10 @@ def _index(pieces: Sequence[Any], device_coordinates: Coordinates) -> int:
 
 
 def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinates]:
-    """Each device's coordinate along each axis of the slice, counted from the slice's corner."""
+    """Return each device's coordinate along each physical axis of the slice, counted from the slice's corner.
+
+    Devices without coordinates, such as host devices, count row by row.
+    """
     axes = slice_.axes
     if not _have_coordinates(devices):
         sizes = [axis.size for axis in axes]
@@ -201,4 +217,5 @@ def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinate
 
 
 def _have_coordinates(devices: Sequence[jax.Device]) -> bool:
+    """Return whether every device has physical coordinates, as TPU devices have."""
     return all(getattr(device, "coords", None) is not None for device in devices)

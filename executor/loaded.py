@@ -1,4 +1,4 @@
-"""A plan as everything that runs or judges it takes it: read back once, with what follows from it beside it."""
+"""A loaded plan: the plan together with the layout, slice and workload that follow from it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from strategies.notation import Program
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A plan with the layout, slice and workload that it says, as `load` reads them back.
+    """A plan with its layout, slice and workload, as `load` reads them back.
 
-    `programs`: the user's own, which the plan was made with. `chip`: of a chip file, where the plan is on one.
+    `programs`: the user's own layout programs, if the plan was made with some. `chip`: the chip of a chip file, if the
+    plan was made with one.
     """
 
     plan: Plan
@@ -42,6 +43,6 @@ class Loaded:
 
 
 def load(plan: Plan, programs: Sequence[Program] = (), chip: Chip | None = None) -> Loaded:
-    """Read a plan's layout back, on its slice and with its workload; raises `InputError` where it is no layout."""
+    """Read a plan's layout, slice and workload back; raises `InputError` if they are invalid or do not fit together."""
     layout, slice_, workload = layout_of(plan, programs, chip)
     return Loaded(plan=plan, layout=layout, slice_=slice_, workload=workload, programs=tuple(programs), chip=chip)

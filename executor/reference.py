@@ -1,11 +1,11 @@
-"""The whole model in plain `jax.numpy`, unsharded and without a cache: what every other way to run it must equal.
+"""The reference model in plain `jax.numpy`, unsharded and without a KV cache; every other run is compared with it.
 
-Small and obviously right rather than fast: whole score matrices, and every expert on every token. It shares no code
-with the interpreter of layout programs. Arithmetic is in float32 or wider, whatever the parameters' dtype, so that
-rounded weights are compared with their exact result.
+It is written to be obviously right rather than fast: it stores whole score matrices and runs every expert on every
+token. It shares no code with the interpreter of layout programs. Arithmetic is in float32 or wider for every dtype of
+parameters, so that the result for rounded weights is exact in comparison.
 
-Symbols are those of `strategies.models.models`. A parameter tree is {component: {tensor: array}}, components named as
-in `strategies.components`; all but those of `vocab` are stacked over the layers that the component serves.
+Symbols are those of `strategies.models.models`. A parameter tree is {component: {tensor: array}}, with components named
+as in `strategies.components`. All tensors except those of `vocab` are stacked over the layers of their component.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Params = Mapping[str, Tensors]
 Shapes = dict[str, dict[str, tuple[int, ...]]]
 
 LOGIT_STD = 4.0
-"""How far `random_params` spreads logits: softmax over them has clear winners, yet is no constant."""
+"""The standard deviation of the logits under `random_params`: softmax has clear winners, yet is not constant."""
 
 
 def reference_logits(
@@ -38,11 +38,12 @@ def reference_logits(
     eps: float = 1e-5,
     positions: jax.Array | None = None,
 ) -> jax.Array:
-    """Logits `[B, T, V]` of whole prompts `[B, T]` under full causal attention.
+    """Return the logits `[B, T, V]` of whole prompts `[B, T]` under causal attention.
 
-    `positions` `[B, T]`: where each token stands (default 0, 1, ...), distinct in a sequence; a token sees those
-    at or before its own position. So padding at the end changes nothing before it. Give arrays on one device.
-    Raises InputError where the tree does not fit the model or a layer has what is not written here.
+    `positions` `[B, T]`: the position of each token (default 0, 1, ...), distinct within a sequence. A token sees the
+    tokens at or before its own position, inside the layer's sliding window; padding at the end changes nothing before
+    it. All arrays must be on one device. Raises `InputError` if the parameters do not fit the model, or if a layer has
+    a feature that the reference lacks.
     """
     _check(model, params)
     if positions is None:
@@ -56,6 +57,7 @@ def reference_logits(
 def _forward(
     model: Model, params: Params, tokens: jax.Array, positions: jax.Array, rope_theta: float, eps: float
 ) -> jax.Array:
+    """Compute the logits in float32 or wider."""
     float32_params = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
     vocab = float32_params["vocab"]
     x = jnp.take(vocab["Em"], tokens, axis=0)  # [B, T, D]; NaN for a token beyond V
@@ -66,7 +68,11 @@ def _forward(
 
 
 def param_shapes(model: Model) -> Shapes:
-    """Names and shapes of the parameter tree; raises InputError where a layer has what is not written here."""
+    """Return the names and shapes of the parameter tree.
+
+    For example `Em` of `vocab` is `[V, D]`, and `WQ` of attention, stacked over its layers, `[L, D, N, H]`. Raises
+    `InputError` if a layer has a feature that the reference lacks, such as attention sinks.
+    """
     V, D = model.V, model.D
     shapes: Shapes = {"vocab": {"Em": (V, D), "norm": (D,)} | ({} if model.tied else {"Um": (V, D)})}
     layers = Counter[str]()
@@ -79,11 +85,13 @@ def param_shapes(model: Model) -> Shapes:
 
 
 def random_params(model: Model, key: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Params:
-    """Random parameters, every one of which matters: activations of about 1, logits of about `LOGIT_STD`.
+    """Return random parameters that give activations of about 1 and logits of about `LOGIT_STD`.
 
-    Drawn in float32 and rounded to `dtype`, so that the same key gives the same model in every dtype.
+    Every parameter influences the logits. They are drawn in float32 and rounded to `dtype`, so that the same key gives
+    the same model in every dtype.
     """
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))  # no compilation for each shape
+    # numpy draws the numbers, because JAX would compile a program for each shape
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     params: dict[str, dict[str, jax.Array]] = {}
     for component, tensors in sorted(param_shapes(model).items()):
         params[component] = {}
@@ -94,7 +102,7 @@ def random_params(model: Model, key: jax.Array, dtype: jax.typing.DTypeLike = jn
 
 
 def _distribution(model: Model, tensor: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and standard deviation; a matrix keeps the size of what it multiplies, scores are spread a little."""
+    """Return the mean and standard deviation of a parameter: most matrices keep the size of their input."""
     if tensor in ("norm", "gq", "gk"):
         return 1.0, 0.25
     if tensor in ("bq", "bk", "bv"):
@@ -108,13 +116,17 @@ def _distribution(model: Model, tensor: str, shape: tuple[int, ...]) -> tuple[fl
 
 
 def _kinds(group: LayerGroup) -> tuple[str, ...]:
+    """Return the kinds of the components of a layer group, in the order in which a layer runs them."""
     if group.parallel:
         return ("block",)
     return ("attention", "moe" if group.mlp.moe else "mlp")
 
 
 def _names(model: Model) -> list[dict[str, str]]:
-    """For each layer group: kind -> component. Equal shapes share one; it is numbered where a kind has several."""
+    """Return kind -> component name for each layer group; groups of equal shapes share a component.
+
+    The names are numbered if a kind has several components.
+    """
     first: dict[tuple[str, object], int] = {}
     for index, group in enumerate(model.groups):
         for kind in _kinds(group):
@@ -127,14 +139,14 @@ def _names(model: Model) -> list[dict[str, str]]:
 
 
 def _shape(group: LayerGroup, kind: str) -> object:
-    """Return the shape that two layer groups must have in common to share a component of that kind."""
+    """Return the part of a layer group that must be equal for two groups to share a component of that kind."""
     if kind == "attention":
         return group.attention
     return group if kind == "block" else group.mlp
 
 
 def _layers(model: Model, params: Params) -> Iterator[tuple[LayerGroup, dict[str, dict[str, jax.Array]]]]:
-    """Each layer in order: its group, and kind -> its own tensors."""
+    """Yield each layer in order as its group and kind -> the layer's own tensors."""
     used = Counter[str]()
     for group, names in zip(model.groups, _names(model), strict=True):
         for _ in range(group.count):
@@ -143,12 +155,14 @@ def _layers(model: Model, params: Params) -> Iterator[tuple[LayerGroup, dict[str
 
 
 def _layer_shapes(kind: str, group: LayerGroup, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's tensors of a component."""
     attention = _attention_shapes(group.attention, D) if kind in ("attention", "block") else {}
     mlp = _mlp_shapes(group.mlp, D) if kind != "attention" else {}
     return {"norm": (D,)} | attention | mlp
 
 
 def _attention_shapes(attention: Attention, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's attention tensors, such as WQ `[D, N, H]`."""
     N, K, H = attention.N, attention.K, attention.H
     shapes: dict[str, tuple[int, ...]] = {"WQ": (D, N, H), "WK": (D, K, H), "WV": (D, K, H), "WO": (N, H, D)}
     if attention.qkv_bias:
@@ -159,6 +173,7 @@ def _attention_shapes(attention: Attention, D: int) -> dict[str, tuple[int, ...]
 
 
 def _mlp_shapes(mlp: Mlp, D: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one layer's MLP tensors, such as Wi `[D, F]`, or `[E, D, F]` with experts."""
     experts = (mlp.E,) if mlp.moe else ()
     shapes = {"Wi": (*experts, D, mlp.F), "Wo": (*experts, mlp.F, D)}
     if mlp.gated:
@@ -167,6 +182,7 @@ def _mlp_shapes(mlp: Mlp, D: int) -> dict[str, tuple[int, ...]]:
 
 
 def _check_supported(group: LayerGroup) -> None:
+    """Raise `InputError` if a layer group has a feature that the reference lacks."""
     attention, mlp = group.attention, group.mlp
     features = {
         "an output bias (o_bias)": attention.o_bias,
@@ -181,7 +197,7 @@ def _check_supported(group: LayerGroup) -> None:
 
 
 def _check(model: Model, params: Params) -> None:
-    """A wrong shape could broadcast and a tensor too many be ignored: the tree must be exactly the model's."""
+    """Raise `InputError` unless the tree has exactly the model's tensors; a wrong shape might broadcast unnoticed."""
     expected = {(c, t): shape for c, tensors in param_shapes(model).items() for t, shape in tensors.items()}
     actual = {(c, t): tuple(a.shape) for c, tensors in params.items() for t, a in tensors.items()}
     for component, tensor in sorted(expected.keys() | actual.keys()):
@@ -200,7 +216,7 @@ def _layer(
     rope_theta: float,
     eps: float,
 ) -> jax.Array:
-    """One layer added to the residual stream `x` `[B, T, D]`."""
+    """Add one layer to the residual stream `x` `[B, T, D]`."""
     if group.parallel:
         p = layer["block"]
         n = _norm(model, x, p["norm"], eps)
@@ -212,20 +228,21 @@ def _layer(
 
 
 def _norm(model: Model, x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """RMS norm, or layer norm without a bias: that of x less its mean."""
+    """Apply an RMS norm, or a layer norm without a bias, which is the RMS norm of x minus its mean."""
     if model.norm == "layer":
         x = x - jnp.mean(x, axis=-1, keepdims=True)
     return _rms_norm(x, scale, eps)
 
 
 def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Divide by the root mean square over the last dim and multiply by `scale`."""
     return scale * x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
 
 
 def _attention(
     attention: Attention, p: Tensors, n: jax.Array, positions: jax.Array, rope_theta: float, eps: float
 ) -> jax.Array:
-    """Causal grouped-query attention; query head k*M + m reads KV head k."""
+    """Apply causal grouped-query attention; query head k * M + m reads KV head k."""
     q = jnp.einsum("btd,dnh->btnh", n, p["WQ"])
     k = jnp.einsum("btd,dkh->btkh", n, p["WK"])
     v = jnp.einsum("btd,dkh->btkh", n, p["WV"])
@@ -242,13 +259,13 @@ def _attention(
 
 
 def _visible(positions: jax.Array, window: int | None) -> jax.Array:
-    """Return whether query t sees key s, `[B, T, S]`: not later, and among the last `window`, itself included."""
+    """Return whether query t sees key s, `[B, T, S]`: s is not later, and among the last `window`, t included."""
     age = positions[:, :, None] - positions[:, None, :]
     return (age >= 0) & (True if window is None else age < window)
 
 
 def _rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Turns the pairs (i, i + H/2) of `x` `[B, T, heads, H]` by position * theta^(-2i/H)."""
+    """Rotate the pairs (i, i + H/2) of `x` `[B, T, heads, H]` by position * theta^(-2i/H)."""
     half = x.shape[-1] // 2
     angles = positions[:, :, None, None] * theta ** (-jnp.arange(half, dtype=x.dtype) / half)  # [B, T, 1, H/2]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -257,14 +274,14 @@ def _rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def _mlp(mlp: Mlp, p: Tensors, n: jax.Array) -> jax.Array:
-    """silu(n Wg) * (n Wi), or gelu(n Wi) without a gate, times Wo."""
+    """Return (silu(n Wg) * (n Wi)) Wo, or gelu(n Wi) Wo without a gate."""
     h = n @ p["Wi"]
     a = jax.nn.silu(n @ p["Wg"]) * h if mlp.gated else jax.nn.gelu(h, approximate=True)
     return a @ p["Wo"]
 
 
 def _moe(mlp: Mlp, p: Tensors, n: jax.Array) -> jax.Array:
-    """Every expert on every token, weighted by the router: k of E weights are not 0, and they add up to 1."""
+    """Run every expert on every token and weight the outputs; k of the E weights are not 0 and add up to 1."""
     weights, experts = jax.lax.top_k(jax.nn.softmax(n @ p["WR"], axis=-1), mlp.k)  # [B, T, k]
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     gates = jnp.sum(weights[..., None] * jax.nn.one_hot(experts, mlp.E, dtype=n.dtype), axis=-2)  # [B, T, E]

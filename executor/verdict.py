@@ -1,4 +1,4 @@
-"""The verdict on a plan: levels, what each found, and the report file `meshwright.report/1`."""
+"""The verdict on a plan: the levels, their findings, and the report file `meshwright.report/1`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ PASSED, FAILED, SKIPPED, TOLD = "passed", "failed", "skipped", "told"
 
 
 class Finding(Value, frozen=True, kw_only=True):
-    """One promise that does not hold: which tensor or step, what the plan promised, and what was found."""
+    """One claim of a plan that does not hold.
+
+    `what`: the tensor, step or number. `promised`: what the plan states. `found`: what the level found instead.
+    """
 
     what: str
     promised: str
@@ -17,9 +20,12 @@ class Finding(Value, frozen=True, kw_only=True):
 
 
 class Level(Value, frozen=True, kw_only=True):
-    """One level's result in one mode. `checked` counts the promises held against facts: none if skipped or told.
+    """The result of one level in one mode.
 
-    `notes` are facts worth reading that break no promise: rewrites by the compiler, padding, measured errors.
+    `status`: `passed`, `failed`, `skipped` (it could not run) or `told` (it ran, but had nothing to judge by).
+    `checked`: the number of claims that were checked, 0 if skipped or told. `reason`: why it was not judged. `notes`:
+    facts that contradict no claim, such as rewrites by the compiler, padding and measured errors. `seconds`: how long
+    the level took.
     """
 
     level: str
@@ -33,7 +39,11 @@ class Level(Value, frozen=True, kw_only=True):
 
 
 class Report(Value, frozen=True, kw_only=True):
-    """The report of `verify` on one plan."""
+    """The report of `verify` on one plan.
+
+    `pick`: the number of the plan in its file, from 1. `holds`: no level failed, and at least one that ran or compiled
+    the plan's programs passed.
+    """
 
     schema: str
     tool_version: str
@@ -45,22 +55,28 @@ class Report(Value, frozen=True, kw_only=True):
 
     @property
     def only_told(self) -> bool:
-        """Return whether the plan is what its file says, and no level judged what it does."""
+        """True if level `plan` passed and every other level only reported what it measured."""
         return {r.status for r in self.levels[:1]} == {PASSED} and {r.status for r in self.levels[1:]} == {TOLD}
 
 
 def verdict(level: str, mode: str, checked: int, findings: tuple[Finding, ...], notes: tuple[str, ...] = ()) -> Level:
-    """A level that ran: passed where nothing was found and at least one promise was checked."""
+    """Return the result of a level that ran; it passed if it checked at least one claim and has no findings.
+
+    >>> verdict("numerics", "manual", checked=3, findings=()).status
+    'passed'
+    >>> verdict("numerics", "manual", checked=0, findings=()).reason
+    'nothing was checked'
+    """
     status = PASSED if checked and not findings else FAILED
     reason = None if checked else "nothing was checked"
     return Level(level=level, mode=mode, status=status, checked=checked, reason=reason, findings=findings, notes=notes)
 
 
 def skipped(level: str, mode: str, reason: str) -> Level:
-    """A level that cannot run here, and why; it never counts as passed."""
+    """Return the result of a level that cannot run here, with the reason; it never counts as passed."""
     return Level(level=level, mode=mode, status=SKIPPED, reason=reason)
 
 
 def unjudged(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
-    """A level that ran, and has nothing to hold what it found against; it never counts as passed."""
+    """Return the result of a level that ran but has nothing to judge by; it never counts as passed."""
     return Level(level=level, mode=mode, status=TOLD, reason=reason, notes=notes)

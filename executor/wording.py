@@ -1,10 +1,10 @@
-"""Texts of numbers and errors in findings and notes."""
+"""Word numbers and errors for findings and notes."""
 
 from __future__ import annotations
 
 
 def gb(nbytes: float) -> str:
-    """Bytes in GB (1e9).
+    """Return bytes in words, in GB (1e9 bytes).
 
     >>> gb(16.9e9)
     '16.9000 GB'
@@ -13,7 +13,7 @@ def gb(nbytes: float) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Seconds in milliseconds.
+    """Return seconds in words, in milliseconds.
 
     >>> ms(0.01234)
     '12.3 ms'
@@ -22,7 +22,7 @@ def ms(seconds: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; of one without text its type's name.
+    """Return the first line of an error's text, or the name of its type if it has no text.
 
     >>> first_line(ValueError("no such thing\\nand more")), first_line(ValueError())
     ('no such thing', 'ValueError')

@@ -1,1 +1,1 @@
-"""The automatic mode: the plan's step under `jit` with its constraints, and what XLA makes of it."""
+"""The automatic mode: the plan's step as plain code under `jax.jit` with constraints, and a judge of XLA's choices."""

@@ -1,4 +1,4 @@
-"""Attention of the automatic mode on whole arrays: the cache's update, rotations, and softmax block by block."""
+"""Attention of the automatic mode on whole arrays: cache update, rotary embedding, and softmax block by block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State = tuple[Array, Array, Array]  # output [B, K, M, T, H], top score and sum 
 
 
 def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: Array) -> Array:
-    """The layer's entry of each sequence replaced at `at` [B].
+    """Write the new entry of each sequence into slot `at` `[B]` of one layer of the cache.
 
     A choice among all slots is what XLA fuses and cuts along B and S alike. It keeps the buffer but reads and writes
     the layer's whole cache; one dynamic_update_slice per sequence would write a slot, but gathers the new entries of
@@ -31,7 +31,7 @@ def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: A
 
 
 def rope(x: Array, pos: Array, context: Context) -> Array:
-    """Turns the pairs (i, i + H/2) of `[..., heads, H]` by pos * theta^(-2i/H)."""
+    """Rotate the pairs (i, i + H/2) of `[..., heads, H]` by pos * theta^(-2i/H)."""
     half = x.shape[-1] // 2
     angles = float32(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     left, right, cos, sin = float32(x[..., :half]), float32(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
@@ -39,7 +39,7 @@ def rope(x: Array, pos: Array, context: Context) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context) -> Array:
-    """`[B, (T,) K, M, H]` queries at `pos` [B, T] on keys `[B, S, K, H]` at `at` [B, S]."""
+    """Attend queries `[B, (T,) K, M, H]` at `pos` `[B, T]` to keys `[B, S, K, H]` at positions `at` `[B, S]`."""
     decode = q.ndim == 4
     q = q[:, None] if decode else q
     S = k.shape[1]

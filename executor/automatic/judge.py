@@ -1,9 +1,9 @@
-"""The judgement of automatic mode: XLA's own choice of collectives, against the priced ones.
+"""Judge XLA's own choice of collectives against the priced ones.
 
-What `rewrites` does not explain is compared as bytes that each device sends, for the layers and for the vocabulary
-apart; XLA may do a step's work in another component. A ReduceScatter may cost twice its price: compilers reduce
-everything, or rotate shards under the matmul; so may an AllGather that they do as a sum of zero-padded shards. Where
-more is sent, the largest collectives that do it are findings.
+Collectives that `executor.compiler.rewrites` does not explain are compared as bytes that each device sends, separately
+for the layers and for the vocabulary, because XLA may do a step's work in another component. A ReduceScatter may cost
+twice its price, because compilers reduce everything or rotate shards under the matmul; so may an AllGather that runs as
+a sum of zero-padded shards. If more is sent, the largest collectives that send it are findings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_SCOPES = ("while", "body", "closed_call", "eval_jaxpr", "cond")  # JAX's own
 
 
 def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str) -> Level:
-    """The level of a compiled program on a mesh of these sizes."""
+    """Return the level of a compiled program, given its HLO text, on a mesh of these axis sizes."""
     promised = expected_collectives(plan.cost.steps, sizes, widths(plan))
     parts = list(_parts(promised, collectives(text), sizes))
     findings = tuple(f for part in parts for f in part.findings())
@@ -36,7 +36,7 @@ def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str
 
 
 def _parts(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> Iterator[_Part]:
-    """The layers, and the vocabulary."""
+    """Yield the comparison of the layers, and then that of the vocabulary."""
     for vocab in (False, True):
         ours = [p for p in promised if (_component(p) == "vocab") == vocab]
         own = [c for c in compiled if _in_vocab(c) == vocab]
@@ -44,7 +44,7 @@ def _parts(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective
 
 
 def _compared(promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes) -> CollectiveDiff:
-    """Each component by itself, so that none is explained by what another does, but by what has lost its name."""
+    """Compare each component by itself, with its own collectives and those that have lost their name."""
     names = list(dict.fromkeys(map(_component, promised)))
     nameless, parts = [c for c in compiled if _component_of(c) not in names], []
     for name in names:
@@ -58,7 +58,7 @@ def _compared(promised: Sequence[ExpectedCollective], compiled: Sequence[Collect
 
 
 def _in_vocab(c: Collective) -> bool:
-    """Layers run in a loop; what lost its name there runs more than once."""
+    """Return whether a collective belongs to the vocabulary: by its name, or because it runs once outside a loop."""
     return tensor_of(c).startswith("vocab/") or ("/while/body" not in c.op_name and c.runs == 1)
 
 
@@ -75,7 +75,7 @@ def _promised_bytes(promised: Sequence[ExpectedCollective], sizes: Sizes) -> flo
 
 
 def tensor_of(c: Collective) -> str:
-    """`component/tensor` that a collective serves, by the scopes of `automatic_model`; else its operation's name.
+    """Return the `component/tensor` of a collective, by `executor.automatic.model`'s scopes, or its operation's name.
 
     libtpu 0.0.50 leaves some without a name: then what uses the result tells. Joined operations have several names.
     """
@@ -93,29 +93,29 @@ def _scopes(name: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _Unmatched:
-    """Priced collectives and those compiled instead: of one component over the same axes, or of all that is left."""
+    """Expected collectives and what runs instead: of one component over the same axes, or of all that are left."""
 
     items: tuple[Difference | Rewrite, ...]
     sizes: Sizes
 
     @cached_property
     def expected(self) -> tuple[ExpectedCollective, ...]:
-        """Return the priced collectives."""
+        """The expected collectives, each once."""
         return tuple(dict.fromkeys(p for one in self.items for p in one.expected))
 
     @cached_property
     def compiled(self) -> tuple[Collective, ...]:
-        """Return the compiled collectives, some of which may serve others, too."""
+        """The compiled collectives that run instead, each once."""
         return tuple(dict.fromkeys(c for one in self.items for c in one.compiled))
 
     @property
     def extra(self) -> float:
-        """Bytes sent beyond the price."""
+        """The bytes that each device sends beyond the price."""
         return sum(one.extra_bytes for one in self.items)
 
     @property
     def excess(self) -> float:
-        """Bytes sent beyond the price, twice that of what may be reduced as a whole; at most 0: that is well."""
+        """The bytes sent beyond the price, which counts twice where it may double; acceptable if at most 0."""
         twice = _promised_bytes([p for p in self.expected if self._may_double(p)], self.sizes)
         return self.extra - twice - (SLACK - 1) * _promised_bytes(self.expected, self.sizes)
 
@@ -125,12 +125,12 @@ class _Unmatched:
         return p.kind == "ReduceScatter" or as_sum
 
     def note(self) -> str:
-        """Return a line that names the compiled collectives and the priced ones that they replace."""
+        """Return a note that names the priced collectives and those that XLA does instead."""
         wanted = "; ".join(_priced(p, self.sizes) for p in self.expected) or "nothing"
         return f"instead of {wanted} XLA does {_counted(self.compiled, self.sizes)}, {_mb(self.extra)}"
 
     def findings(self) -> Iterator[Finding]:
-        """The largest collectives, until they make up what is sent too much."""
+        """Yield findings of the largest collectives, until they make up for the excess."""
         excess = self.excess
         for c in sorted(self.compiled, key=lambda c: (-_of_collective(c), c.name)):
             if excess <= 0:
@@ -140,18 +140,21 @@ class _Unmatched:
 
     @cached_property
     def tensors(self) -> set[str]:
-        """Return the tensors that the collectives carry."""
+        """The tensors that the collectives serve, with their components."""
         return {name for p in self.expected for name in _written(p)} | {tensor_of(c) for c in self.compiled}
 
     def _instead(self, c: Collective) -> str:
-        """Return the priced collectives of the tensor, or else of its component."""
+        """Describe the collectives that were priced for the tensor, or else for its component."""
         ours = [p for p in self.expected if tensor_of(c) in _written(p)]
         ours = ours or [p for p in self.expected if _component(p) == _component_of(c)]
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
 def _joined(groups: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
-    """Join what is left with groups of the same tensors: together they may be one reduction in two parts."""
+    """Join the rest with acceptable groups of the same tensors, if that makes both acceptable.
+
+    An example is a reduction over other axes in two parts.
+    """
     near = [group for group in groups if group.tensors & rest.tensors]
     both = _Unmatched(tuple(one for group in (*near, rest) for one in group.items), rest.sizes)
     if rest.excess > 0 >= both.excess:
@@ -161,19 +164,19 @@ def _joined(groups: Sequence[_Unmatched], rest: _Unmatched) -> list[_Unmatched]:
 
 @dataclass(frozen=True)
 class _Part:
-    """The outcome of one part of the step."""
+    """The outcome of the comparison for one part of the step: the layers or the vocabulary."""
 
     outcome: CollectiveDiff
     sizes: Sizes
 
     @cached_property
     def _kept(self) -> list[Rewrite]:
-        """Rewrites that at most double what is sent."""
+        """The rewrites that at most double the bytes sent."""
         return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.expected, self.sizes)]
 
     @cached_property
     def _lots(self) -> list[_Unmatched]:
-        """Return the groups that match by themselves and, last, all that is left."""
+        """The groups that are acceptable by themselves, and last everything that is left."""
         left: list[Difference | Rewrite] = [*self.outcome.differences]
         left += [r for r in self.outcome.rewrites if r not in self._kept]
         groups: dict[object, list[Difference | Rewrite]] = {}
@@ -185,17 +188,17 @@ class _Part:
         return _joined(well, _Unmatched(rest, self.sizes))
 
     def findings(self) -> Iterator[Finding]:
-        """Yield a finding for bytes that are sent beyond the priced ones."""
+        """Yield the findings of this part: collectives that send too much."""
         return self._lots[-1].findings()
 
     def notes(self) -> Iterator[str]:
-        """Rewrites, and what comes instead of what was priced, where it is not too much."""
+        """Yield notes of acceptable rewrites, and of acceptable collectives that run instead of priced ones."""
         yield from map(_rewrite, self._kept)
         yield from (match.note() for match in self._lots if match.excess <= 0 and (match.compiled or match.expected))
 
 
 def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
-    """Component and axes."""
+    """Return the component and the mesh axes of a difference or a rewrite."""
     if one.expected:
         return _component(one.expected[0]), one.expected[0].axes
     return _component_of(one.compiled[0]), one.compiled[0].axes(sizes)
@@ -210,7 +213,7 @@ def _component_of(c: Collective) -> str:
 
 
 def _written(p: ExpectedCollective) -> set[str]:
-    """The tensors that a priced step writes, with their component."""
+    """Return the tensors that a priced step writes, with their component."""
     return {f"{_component(p)}/{name}" for name in re.findall(r"(\w+)\[", p.text.partition(" = ")[0])}
 
 

@@ -1,4 +1,4 @@
-"""Automatic mode: the engine whose steps are plain code under `jax.jit`, with a plan's specs and constraints."""
+"""The engine of the automatic mode: plain code under `jax.jit`, with a plan's PartitionSpecs and constraints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Constraints = Mapping[str, TensorSpec]  # by group/component/tensor
 
 @dataclass(frozen=True)
 class Automatic(Engine):
-    """An engine whose steps are plain code, cut by XLA; same parameters, caches and methods as the manual one.
+    """An engine whose steps are plain code that XLA shards; parameters, caches and methods are those of `Engine`.
 
-    `constraints` are a plan's `activation_specs`: nothing else asks XLA for anything.
+    `constraints`: a plan's `activation_specs`, the only shardings of activations that XLA is asked for.
     """
 
     constraints: Constraints = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Automatic(Engine):
         return Plain(self.model, self.components, self._placed, self._parts)
 
     def _placed(self, unit: RunnableComponent, name: str, dims: str, x: Array) -> Array:
-        """`x` where the constraints of that name for these dims want it, one after the other."""
+        """Apply the constraints of a tensor with these dims to `x`, one after the other."""
         for asked in self._asked.get(f"{_group(unit)}/{name}", ()):
             if sorted(asked.dims) == sorted(dims):
                 axes = dict(zip(asked.dims, asked.axes, strict=True))
@@ -57,11 +57,11 @@ class Automatic(Engine):
         return requested
 
     def decode_step(self, logits: bool = False) -> Any:
-        """The jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); the cache is donated."""
+        """Return the jitted step (params, cache, tokens, pos) -> (tokens, logits or None, cache); cache is donated."""
         return self._under_jit(self._plain.decode, logits, 1)
 
     def prefill_step(self, logits: bool = False) -> Any:
-        """The jitted step (params, tokens, positions [T], lengths [B]) -> (tokens, logits or None, caches)."""
+        """Return the jitted step (params, tokens, positions [T], lengths [B]) -> (tokens, logits or None, caches)."""
         return self._under_jit(self._plain.prefill, logits)
 
     def _under_jit(self, run: Any, logits: bool, *donated: int) -> Any:
@@ -81,11 +81,11 @@ class Automatic(Engine):
 def automatic_engine(
     loaded: Loaded, mesh: Mesh, constraints: Constraints, options: RunOptions | None = None
 ) -> Automatic:
-    """The engine of a plan in automatic mode, under these constraints."""
+    """Return the engine of a plan in automatic mode, under these constraints."""
     made = engine_of(loaded, mesh, options)
     return Automatic(made.model, made.work, made.mesh, made.components, made.options, constraints)
 
 
 def _group(unit: RunnableComponent) -> str:
-    """Return the prefix under which the plan has the constraints of a component."""
+    """Return the prefix under which the plan stores the constraints of a component."""
     return f"{','.join(map(str, unit.component.groups)) or 'model'}/{unit.name}"

@@ -1,7 +1,8 @@
-"""The step of a whole model as one writes it without thinking of devices: `jax.numpy` on whole arrays.
+"""The step of the whole model in plain `jax.numpy` on whole arrays, without regard to devices.
 
-How it is cut is the compiler's choice, but for what `place` asks: it sees every tensor that a plan may constrain.
-Parameters, caches and their order of dims, slots and positions are those of the manual step (`executor.run.engine`).
+The compiler chooses the shardings, except for the constraints that `place` sets; `place` sees every tensor that a plan
+may constrain. Parameters, caches, their order of dims, slots and positions are those of the manual step
+(`executor.run.engine`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Parts = Callable[
 
 @dataclass(frozen=True)
 class Plain:
-    """A model's steps; `ends` and `pos` as in `executor.run.model_step`."""
+    """The decode and prefill steps of a model; `lengths` and `pos` as in `executor.run.model_step`."""
 
     model: Model
     components: tuple[RunnableComponent, ...]
@@ -45,18 +46,18 @@ class Plain:
 
     @property
     def vocab(self) -> RunnableComponent:
-        """The vocabulary."""
+        """The component that embeds and unembeds tokens."""
         return next(u for u in self.components if u.component.kind == "vocab")
 
     def decode(self, logits: bool, params: Tree, cache: Tree, tok: Array, pos: Array) -> tuple[Any, ...]:
-        """(next tokens, their logits or None, the caches with what was appended)."""
+        """Run one decode step and return (next tokens, logits or None, caches with the new entries)."""
         R = self._embed(params, tok, "BD")
         for number, group in enumerate(self.model.groups):
             R, cache, _ = self._layers(number, group, params, cache, R, pos)
         return (*self._unembed(logits, params, R), cache)
 
-    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
-        """(next tokens, their logits or None, the prompts' caches)."""
+    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, lengths: Array) -> tuple[Any, ...]:
+        """Run a prefill step and return (next tokens, logits or None, the prompts' caches)."""
         pos = jnp.broadcast_to(positions, tok.shape)
         made: dict[str, dict[str, list[Array]]] = {}
         R = self._embed(params, tok, "BTD")
@@ -66,7 +67,7 @@ class Plain:
                 for name, x in tensors.items():
                     made.setdefault(c, {}).setdefault(name, []).append(x)
         with jax.named_scope("vocab/last"):
-            at = jnp.argmax(pos == ends[:, None] - 1, axis=1)
+            at = jnp.argmax(pos == lengths[:, None] - 1, axis=1)
             R = self.place(self.vocab, "last", "BD", jnp.take_along_axis(R, at[:, None, None], axis=1)[:, 0])
         cache = {c: {n: jnp.concatenate(x) if len(x) > 1 else x[0] for n, x in t.items()} for c, t in made.items()}
         return (*self._unembed(logits, params, R), cache)
@@ -88,7 +89,7 @@ class Plain:
     def _layers(
         self, number: int, group: LayerGroup, params: Tree, cache: Tree, R: Array, pos: Array
     ) -> tuple[Array, Tree, Tree]:
-        """A layer group: the residual after it, the caches held, and the caches made (of prompts, stacked)."""
+        """Run a layer group and return the residual, the updated caches, and the new caches of prompts, stacked."""
         ours = [u for u in self.components if number in u.component.groups]
         ours.sort(key=lambda u: u.component.kind != "attention")
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in ours}
@@ -110,14 +111,14 @@ class Plain:
 
 
 def _of_layer(unit: RunnableComponent, name: str, x: Array, layer: Array) -> Array:
-    """A layer's weight, in the scope of the tensor that it makes: where XLA gathers it, that one is named."""
+    """Return a layer's weight, in the scope of the tensor that it produces, so that its AllGather names that tensor."""
     with jax.named_scope(f"{unit.name}/{_made_of(unit, name)}"):
         one_layer: Array = lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
         return one_layer
 
 
 def _made_of(unit: RunnableComponent, weight: str) -> str:
-    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the glue reads."""
+    """Return the tensor that a weight, gathered or not, is multiplied into; `n` for the weight of the norm."""
     for step in (step for body in unit.bodies for step in body.steps):
         names = [t.name for t in step.inputs]
         if weight in names and len(names) == len(step.outputs):  # moved, alone or with others
@@ -129,7 +130,7 @@ def _made_of(unit: RunnableComponent, weight: str) -> str:
 
 @dataclass(frozen=True)
 class Ops:
-    """One component on a residual stream of dims `dims`."""
+    """The operations of one component on a residual stream with the dims `dims`."""
 
     plain: Plain
     unit: RunnableComponent
@@ -155,7 +156,7 @@ class Ops:
     def product(
         self, name: str, dims: str, a: tuple[Array, str], b: tuple[Array, str], bias: Array | None = None
     ) -> Array:
-        """The einsum that makes tensor `name` of these dims, and a bias of its last dims."""
+        """Compute tensor `name` with these dims by an einsum, and add a bias over its last dims."""
         with self._scope(name):
             x, y = (one.astype(self._context.compute) for one in (a[0], b[0]))
             text = subscripts(a[1], b[1], dims)
@@ -164,7 +165,7 @@ class Ops:
         return self._placed(name, dims, made)
 
     def parts(self, name: str, dims: str, over: str, a: tuple[Array, str], b: tuple[Array, str]) -> Array:
-        """Contract in U parts of dim `over`, unsummed, where the plan wants the sum reduced later: `[U, ...]`."""
+        """Compute a tensor as U partial sums `[U, ...]` over dim `over`; U is 1 unless the plan reduces it later."""
         U = self.plain.parts(self.unit, name)
         if U == 1:
             return self.product(name, dims, a, b)[None]
@@ -174,7 +175,7 @@ class Ops:
         return self.product(name, "U" + dims, first, second)
 
     def normed(self, R: Array, g: Array) -> Array:
-        """The input `n` of the component."""
+        """Normalise the residual stream and return the input `n` of the component."""
         with self._scope("n"):
             x = float32(R)
             if self.plain.model.norm == "layer":
@@ -186,7 +187,7 @@ class Ops:
     def layer(
         self, R: Array, p: Weights, cache: Weights | None, index: Array, pos: Array
     ) -> tuple[Array, dict[str, Array]]:
-        """The residual after one layer of the component, and its caches: all layers where held, else this one's."""
+        """Run one layer and return the residual and its caches: all layers in decode, this layer's in prefill."""
         n, written, t = self.normed(R, p["norm"]), dict[str, Array](), self._tokens
         if "WQ" in p:
             heads, written = self._attention(n, p, cache, index, pos)
@@ -205,7 +206,7 @@ class Ops:
         return self._placed("residual", self.dims, R + o), written
 
     def _hidden(self, n: Array, p: Weights, t: str, e: str) -> Array:
-        """The MLP between its matmuls, or that of each expert (`e`: E)."""
+        """Compute the hidden activations of the MLP, or of each expert (`e` is E)."""
         h = self.product("h", t + "F", (n, t + "D"), (p["Wi"], e + "DF"))
         if "Wg" in p:
             u = self.product("u", t + "F", (n, t + "D"), (p["Wg"], e + "DF"))
@@ -215,7 +216,7 @@ class Ops:
         return self._placed("a", t + "F", a.astype(self._context.activations))
 
     def _moe(self, n: Array, p: Weights) -> Array:
-        """Slots are counted on each shard of the tokens, as the plan has them; experts are whole arrays over E."""
+        """Run the mixture of experts; slots are counted per shard of the tokens, experts are whole arrays over E."""
         l = self.product("l", self._tokens + "E", (n, self.dims), (p["WR"], "DE"))  # noqa: E741
         with self._scope("l"):
             weights, experts = (self._shards(x) for x in routed(l, self._context))
@@ -230,12 +231,12 @@ class Ops:
         return self._placed("o", self.dims, self._joined(o, n.shape))
 
     def _counts(self) -> list[int]:
-        """Shards of the tokens along each of their dims."""
+        """Return the number of shards of the tokens along each of their dims."""
         n = self.unit.bodies[0].input
         return [self._context.count(n.axes(d)) for d in self._tokens]
 
     def _shards(self, x: Array) -> Array:
-        """`[B, (T,) ...]` -> `[shards, tokens of one, ...]`."""
+        """Reshape `[B, (T,) ...]` to `[shards, tokens of one shard, ...]`."""
         counts = self._counts()
         split = x.reshape(*(m for n, size in zip(counts, x.shape, strict=False) for m in (n, size // n)), x.shape[-1])
         moved = jnp.moveaxis(split, [2 * i for i in range(len(counts))], range(len(counts)))
@@ -295,7 +296,7 @@ class Ops:
         return x.transpose([stored.type.names.index(d) for d in "BSKH"])
 
     def _append(self, cache: Array, stored: Stored, new: Array, index: Array, pos: Array) -> Array:
-        """The new entry `[B, K, H]` of each sequence in its slot of this layer."""
+        """Write the new entry `[B, K, H]` of each sequence into its slot of this layer."""
         names = stored.type.names
         held, n = self._context.local(stored.type, "S"), self._context.count(stored.type.axes("S"))
         slot = pos % (held * n)

@@ -1,4 +1,4 @@
-"""Mixture of experts of the automatic mode: one shard of the tokens, as `jax.vmap` sees it.
+"""The mixture of experts of the automatic mode, on one shard of the tokens; the caller maps it with `jax.vmap`.
 
 Expert e has C slots on each shard of the tokens: the c-th token of the shard, in order, that chose e has slot c.
 """
@@ -14,9 +14,9 @@ from executor.run.steps_moe import capacity
 
 
 def routed(logits: Array, context: Context) -> tuple[Array, Array]:
-    """`[..., E]` -> weights and numbers `[..., k]` of the k best experts; padded experts are never chosen.
+    """Return the weights and numbers `[..., k]` of the k best experts; padded experts are never chosen.
 
-    They are sorted: of `lax.top_k` XLA's CPU compiler first gathers all tokens.
+    Experts are sorted, because XLA's CPU compiler gathers all tokens before a `lax.top_k`.
     """
     number = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     shares = jax.nn.softmax(jnp.where(number < context.real["E"], float32(logits), -jnp.inf), axis=-1)
@@ -26,7 +26,7 @@ def routed(logits: Array, context: Context) -> tuple[Array, Array]:
 
 
 def slots_of(experts: Array, context: Context) -> Array:
-    """`[tokens, k]` -> the token `[E, C]` in each slot; in an empty one a number beyond the tokens."""
+    """Return the token in each slot, `[E, C]`, of the experts `[tokens, k]`; an empty slot has a number beyond them."""
     chosen = jnp.any(experts[:, :, None] == jnp.arange(context.sizes["E"]), axis=1)
     taken = jnp.cumsum(chosen.astype(jnp.int32), axis=0)  # [tokens, E]
     slots = jnp.arange(1, capacity(experts.shape[0], context) + 1)
@@ -34,12 +34,12 @@ def slots_of(experts: Array, context: Context) -> Array:
 
 
 def dispatched(n: Array, slots: Array) -> Array:
-    """`[tokens, D]` -> `[E, C, D]`; empty slots are 0."""
+    """Fill the slots `[E, C, D]` with their tokens of `[tokens, D]`; empty slots are 0."""
     return jnp.take(n, slots, axis=0, mode="fill", fill_value=0)
 
 
 def combined(y: Array, slots: Array, weights: Array, experts: Array) -> Array:
-    """`[E, C, D]` -> each token's weighted sum `[tokens, D]`: rows are added where they belong."""
+    """Return each token's weighted sum `[tokens, D]` of the experts' outputs `[E, C, D]`, by a scatter-add."""
     E = jnp.arange(slots.shape[0])[:, None, None]
     ours = jnp.take(experts, slots, axis=0, mode="fill", fill_value=-1) == E  # [E, C, k]
     share = jnp.sum(jnp.where(ours, jnp.take(weights, slots, axis=0, mode="fill", fill_value=0), 0), axis=-1)

@@ -1,1 +1,1 @@
-"""Measuring the devices of this machine, and fitting the constants of a chip file to them."""
+"""Calibration: measure the devices of this machine and fit the constants of a chip file to the measurements."""

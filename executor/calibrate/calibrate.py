@@ -1,10 +1,11 @@
-"""Calibration: the constants of prices, measured on the devices that are present and written as a chip file.
+"""Measure the constants of the prices on the devices of this machine and write them as a chip file.
 
-All devices work at once in every measurement, as they do in a step. Forced devices of a host share its cores and its
-memory bus, so what is measured is one device's share of them: such a chip holds for just as many devices.
+All devices work at once in every measurement, as they do in a step. CPU devices of one host share its cores and its
+memory bus, so each number is one device's share of them, and such a chip is valid only for the same number of devices.
 
-    FLOP/s     2 n^3 per matmul, the best of several n                     bytes/s    streaming reads, the best of two
-    W, hop     fitted to all kinds of collectives, over sizes and groups: `link_fit`
+    FLOP/s                      2 n^3 per matmul, the best of several sizes n
+    HBM bytes/s                 streaming reads, the better of two
+    link bytes/s, hop seconds   fitted to all kinds of collectives, over sizes and groups: `link_fit`
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ _untyped: Any = lax
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The sizes that are measured: sides of matmuls; bytes of a stream beyond the caches; V of collectives in bytes.
+    """The sizes and the number of measurements of a calibration.
 
-    `groups`: over how many devices collectives run, besides all of them.
+    `matmuls`: the sizes n of square matmuls. `stream_bytes`: the bytes of a streaming read on one device, more than its
+    caches have. `collectives`: the bytes V of collectives. `groups`: the sizes of the groups that collectives run over,
+    besides all devices. `runs`: collectives per program. `repeats`: timed runs of each program.
     """
 
     matmuls: tuple[int, ...] = (256, 512, 1024)
@@ -66,7 +69,10 @@ QUICK = Effort(matmuls=(128, 256), stream_bytes=1 << 23, collectives=(1 << 12, 1
 
 
 class Calibration(Value, frozen=True, kw_only=True):
-    """The answer of `calibrate`. `launch_s`, of a program, is in no chip and in no price: a step has one."""
+    """The result of a calibration: the chip, and the fits that its constants come from.
+
+    `launch_s`: the seconds of launching a program. It is part of no chip and no price; a step is one program.
+    """
 
     chip: Chip
     fits: tuple[LinkFit, ...]
@@ -76,10 +82,11 @@ class Calibration(Value, frozen=True, kw_only=True):
 def calibrate(
     devices: str = "cpu", *, count: int | None = None, quick: bool = False, progress: Progress = lambda _: None
 ) -> Calibration:
-    """Measure the devices of that platform (all of them, or `count`) and make a chip of that name of them.
+    """Measure the devices of a platform (`cpu`, `gpu` or `tpu`) and return a chip of that name.
 
-    Host devices are made: 8 unless told. `quick`: rough, and several times quicker. Raises `Unavailable` where there
-    are too few.
+    `count`: how many devices; None: all of them, or 8 devices of the host's CPU. `quick`: measure less, for rough
+    constants in a fraction of the time. `progress` is called with a line of text before each measurement. Raises
+    `Unavailable` if there are fewer devices, `InputError` on an unknown platform or a count out of range.
     """
     mesh = device_mesh(devices, count)
     effort = QUICK if quick else Effort() if devices == "cpu" else ACCELERATOR
@@ -96,7 +103,10 @@ def calibrate(
 
 
 def device_mesh(platform: str, count: int | None = None) -> Mesh:
-    """`count` devices of a platform in a row, or all; raises `Unavailable` where there are fewer."""
+    """Return a mesh with one axis `x` of `count` devices of a platform, or of all of them.
+
+    Raises `Unavailable` if there are fewer devices, `InputError` on an unknown platform or a count out of range.
+    """
     if platform not in PLATFORMS:
         expected = f"expected {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}"
         raise InputError(f"devices {platform!r}: {expected}", "devices")
@@ -104,28 +114,33 @@ def device_mesh(platform: str, count: int | None = None) -> Mesh:
         raise InputError(f"count {count}: expected at least 1", "count")
     if platform == "cpu" and count is not None and count > MOST_HOST_DEVICES:
         raise InputError(f"count {count}: expected at most {MOST_HOST_DEVICES} devices of the host's CPU", "count")
-    with contextlib.suppress(RuntimeError):  # devices are in use already: there are as many as there are
+    with contextlib.suppress(RuntimeError):  # devices are in use already, so their number stays
         prepare_environment(host_devices=(count or HOST_DEVICES) if platform == "cpu" else None, platform=platform)
     available = platform_devices(platform)
-    wanted = count or (min(HOST_DEVICES, len(available)) if platform == "cpu" else len(available)) or 1
-    if len(available) < wanted:
+    mesh_size = count or (min(HOST_DEVICES, len(available)) if platform == "cpu" else len(available)) or 1
+    if len(available) < mesh_size:
         raise Unavailable(
-            f"needs {wanted} {platform} devices, and JAX has {len(available)} here{_how_to_get(platform)}"
+            f"needs {mesh_size} {platform} devices, and JAX has {len(available)} here{_how_to_get(platform)}"
         )
-    return Mesh(np.array(available[:wanted]), ("x",), axis_types=(AxisType.Auto,))
+    return Mesh(np.array(available[:mesh_size]), ("x",), axis_types=(AxisType.Auto,))
 
 
 def _how_to_get(platform: str) -> str:
+    """Return the end of an error message that says which JAX package a platform needs."""
     package = {"gpu": "jax[cuda13]", "tpu": "jax[tpu]"}.get(platform)
     return f": a {platform.upper()} and its JAX are needed (pip install '{package}')" if package else ""
 
 
 def on_all(mesh: Mesh, local: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """`local` on every device at once, each on the same noise of these shapes; to be called."""
+    """Return a function without arguments that runs `local` on every device at once.
+
+    Each device gets the same random arrays of these local shapes and of this dtype.
+    """
     spec = PartitionSpec(mesh.axis_names)
     sharding, generator = NamedSharding(mesh, spec), np.random.default_rng(0)
 
     def placed(shape: tuple[int, ...]) -> Any:
+        """Return random noise of a local shape, equal on every device."""
         noise = generator.standard_normal((1, *shape), np.float32)
         noise = (noise * shape[-1] ** -0.5 if jnp.issubdtype(dtype, jnp.floating) else noise).astype(dtype)
         return jax.make_array_from_callback((mesh.size, *shape), sharding, lambda _: noise)
@@ -137,7 +152,11 @@ def on_all(mesh: Mesh, local: Callable[..., Any], *shapes: tuple[int, ...], dtyp
 
 
 def matmul_s(mesh: Mesh, name: str, rows: int, side: int, launch_s: float, *, runs: int = 8, repeats: int = 5) -> float:
-    """Seconds of a matmul [rows, side] x [side, side] in a dtype, on every device at once; one after the other."""
+    """Return the seconds of one matmul `[rows, side] x [side, side]`, with every device at work.
+
+    `name`: the dtype's name in a plan, such as `bf16`. A program chains `runs` matmuls; its seconds, less `launch_s`,
+    are the median of `repeats` runs.
+    """
     dtype, accumulator = dtype_of(name), jnp.int32 if name == "int8" else jnp.float32
 
     def chain(a: Any, b: Any) -> Any:
@@ -148,19 +167,22 @@ def matmul_s(mesh: Mesh, name: str, rows: int, side: int, launch_s: float, *, ru
 
 
 def _without_launch(seconds: float, launch_s: float) -> float:
-    """Return a program's time without its launch, which is never more than half of it."""
+    """Subtract the launch from a program's seconds; at most half of them."""
     return max(seconds - launch_s, seconds / 2)
 
 
 def matmul_fit(mesh: Mesh, name: str, effort: Effort, launch_s: float) -> LinkFit:
-    """FLOP/s of one device in a dtype: the best over sizes of square matmuls, all devices at once."""
+    """Measure the FLOP/s of one device in a dtype: the best over the sizes of square matmuls, all devices at work."""
     rates = {n: 2 * n**3 / matmul_s(mesh, name, n, n, launch_s, runs=4, repeats=effort.repeats) for n in effort.matmuls}
     note = "best of " + ", ".join(f"n={n} {rate:.3g}" for n, rate in rates.items())
     return LinkFit(name=f"flops_per_s.{name}", value=max(rates.values()), unit="FLOP/s", note=note)
 
 
 def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> LinkFit:
-    """Bytes/s that one device reads, all at once: a sum over an array, or a vector times a matrix; the better one."""
+    """Measure the bytes/s that one device reads with all devices at work.
+
+    The result is the better of a sum over an array and a vector times a matrix.
+    """
     side, runs = int((effort.stream_bytes / 4) ** 0.5), 4
     sums = on_all(mesh, lambda x: lax.fori_loop(0, runs, lambda _, s: jnp.sum(x + s), 0.0), (side, side))
     seconds = {
@@ -168,13 +190,13 @@ def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> LinkFit:
         "vector x matrix": matmul_s(mesh, "f32", 1, side, launch_s, runs=runs, repeats=effort.repeats),
     }
     rates = {name: 4 * side * side / read_s for name, read_s in seconds.items()}
-    others = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
-    note = f"best of {others}; {4 * side * side / 1e6:.0f} MB per device"
+    rates_text = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
+    note = f"best of {rates_text}; {4 * side * side / 1e6:.0f} MB per device"
     return LinkFit(name="hbm_bytes_per_s", value=max(rates.values()), unit="bytes/s", note=note)
 
 
 def launch_fit(mesh: Mesh, effort: Effort) -> LinkFit:
-    """Seconds from the call of a program that does next to nothing on all devices to its end."""
+    """Measure the seconds from the call to the end of a program that does next to nothing on all devices."""
     run = on_all(mesh, lambda x: x + 1, (8,))
     return LinkFit(
         name="launch_s", value=median_seconds(run, 8 * effort.repeats), unit="s", note="of a program: not priced"
@@ -182,7 +204,7 @@ def launch_fit(mesh: Mesh, effort: Effort) -> LinkFit:
 
 
 def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _: None) -> Iterator[LinkSample]:
-    """Every kind over groups of several sizes and of all devices; all groups at once."""
+    """Measure every kind of collective over groups of several sizes and over all devices, all groups at work."""
     for n in sorted({mesh.size, *(n for n in effort.groups if n <= mesh.size and mesh.size % n == 0)}):
         grouped = Mesh(mesh.devices.reshape(-1, n), ("others", "x"), axis_types=(AxisType.Auto,) * 2)
         for kind in KINDS:
@@ -191,7 +213,7 @@ def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _
 
 
 def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> LinkSample:
-    """V is of the gathered array, so n times what a device holds in an AllToAll; of a permute it is the shard."""
+    """Measure one kind of collective with about `nbytes` bytes V on the mesh axis `x`, in a chain of runs."""
     n = mesh.shape["x"]
     shards = n * n if kind == "AllToAll" else n
     shard_elements = max(1, round(nbytes / 4 / shards))  # a whole number of f32 on each device
@@ -203,7 +225,7 @@ def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> LinkSample:
 
 
 def _chain(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
-    """`runs` collectives, each of what the one before gave, cut to the shape that it started from."""
+    """Return a function that runs a chain of collectives; each reads the result of the one before, cut to its shape."""
     once: dict[str, Callable[[Any], Any]] = {
         "AllGather": lambda x: _untyped.all_gather(x, "x", tiled=True)[: x.shape[0]],
         "ReduceScatter": lambda x: lax.dynamic_update_slice(x, _untyped.psum_scatter(x, "x", tiled=True), (0,)),
@@ -215,7 +237,11 @@ def _chain(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
 
 
 def calibration_of(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
-    """The chip of these fits. One device has no link: its memory's bandwidth stands in, and the chip says so."""
+    """Make a chip of measured constants, with a source for each.
+
+    A single device has no link; its memory bandwidth and a hop of 1 microsecond stand in, marked as assumptions.
+    Raises `Unavailable` if the device does not report its memory.
+    """
     value = {fit.name: fit.value for fit in fits}
     device = mesh.devices.flat[0]
     memory = memory_bytes(device, mesh.size)
@@ -241,7 +267,7 @@ def calibration_of(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibratio
 
 
 def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
-    """Return the source that the chip file states for each measured field."""
+    """Return the source text of each measured field of the chip file."""
     sources: dict[str, str] = {}
     for fit in fits:
         field, _, variant = fit.name.partition(".")
@@ -252,7 +278,7 @@ def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
 
 
 def chip_file(calibration: Calibration) -> bytes:
-    """The chip file, with every fit in the comment at its head."""
+    """Return the contents of the chip file (TOML), with every fit in the comment at its head."""
     fits = [f"{f.name} = {f.value:.4g} {f.unit}: {f.quality}" for f in calibration.fits]
     return chip_toml(
         calibration.chip, "\n".join(("Measured by `meshwright calibrate`", *shared(calibration.chip), *fits))
@@ -260,5 +286,5 @@ def chip_file(calibration: Calibration) -> bytes:
 
 
 def shared(chip: Chip) -> list[str]:
-    """Return a line of caution for devices that share a host; no line for others."""
+    """Return the note that devices of one host share it, as a list of one line; an empty list for other chips."""
     return [SHARED.format(n=chip.machines[0].chips_per_host)] if chip.kind == "cpu" else []

@@ -1,9 +1,10 @@
-"""Fits of measured seconds of collectives, in the form in which they are priced, and how well they fit.
+"""Fit link constants to measured seconds of collectives, by the formula that prices them.
 
     seconds of a program = launch + runs x max(V x share / W, hops x hop)
 
-`share` and `hops` are what `mesh.collectives` says of a kind. W and hop are those with the least errors of the
-logarithm: a time of a microsecond counts as much as one of a second, and a wild one little (soft L1).
+V is the bytes of the collective, W the bytes/s of a link, hop the seconds of one hop. `share` and `hops` depend on the
+kind (`mesh.collectives`). The fit minimises errors of the logarithm, so a time of a microsecond counts as much as one
+of a second; an outlier counts little (soft L1 loss).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from strategies.readers.rates import tabulate_rates
 
 
 class LinkFit(Value, frozen=True, kw_only=True):
-    """A constant, and how well it says what was measured: relative errors, the median and the one of 1 in 10.
+    """A fitted constant and the quality of the fit.
 
-    `points` = 1: it was read off one measurement, the best, and explains no other.
+    `points`: the number of measurements; 1 means that the constant is the best of its measurements rather than a fit.
+    `median_error`: the median relative error. `tenth_error`: the relative error that 1 measurement in 10 exceeds.
     """
 
     name: str
@@ -41,7 +43,7 @@ class LinkFit(Value, frozen=True, kw_only=True):
 
     @property
     def quality(self) -> str:
-        """Return how well the constant fits the measurements, in words."""
+        """The quality of the fit in words."""
         if self.points == 1:
             return self.note
         return f"fit of {self.points} times: median error {self.median_error:.0%}, 1 in 10 over {self.tenth_error:.0%}"
@@ -49,7 +51,11 @@ class LinkFit(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class LinkSample:
-    """A program of `runs` collectives: `moved` is the bytes of one that W divides, `hops` its hops."""
+    """A measured program of `runs` collectives of one kind.
+
+    `moved`: V x share, the bytes of one run that the formula divides by W. `hops`: the hops of one run. `seconds`: the
+    measured time of the program.
+    """
 
     kind: str
     runs: int
@@ -59,7 +65,9 @@ class LinkSample:
 
 
 def unit_rates(kind: str, n: int) -> tuple[float, float]:
-    """Seconds per byte and of hops of a collective over n devices on a switch of 1 byte/s, with a hop of 1 s.
+    """Return the seconds per byte and of all hops of a collective over n devices of a switch.
+
+    The switch has links of 1 byte/s and hops of 1 s, so the two numbers are `share` and `hops` of the formula.
 
     >>> unit_rates("AllReduce", 4)  # 2 x 3/4 of V, 2 hops
     (1.5, 2.0)
@@ -72,13 +80,17 @@ def unit_rates(kind: str, n: int) -> tuple[float, float]:
 
 
 def link_fits(samples: Sequence[LinkSample], launch_s: float) -> tuple[LinkFit, ...]:
-    """W and the hop that all kinds share, which the chip has; then each kind's own, to show where they differ."""
+    """Fit the link constants of the chip, and then those of each kind alone, to show where kinds differ.
+
+    The first two fits, over all kinds, are bytes/s of a link and seconds of a hop, the chip's constants.
+    """
     kinds = [kind for kind in KINDS if any(s.kind == kind for s in samples)]
     own = [_link_fit([s for s in samples if s.kind == kind], launch_s, f" of {kind}") for kind in kinds]
     return (*_link_fit(samples, launch_s, ""), *(fit for fits in own for fit in fits))
 
 
 def _link_fit(samples: Sequence[LinkSample], launch_s: float, suffix: str) -> tuple[LinkFit, LinkFit]:
+    """Fit bytes/s of a link and seconds of a hop to samples; `suffix` is added to the names of the fits."""
     work = np.array([[s.runs * s.moved, s.runs * s.hops] for s in samples])  # [samples, bytes and hops]
     seconds = np.array([s.seconds for s in samples])
 
@@ -86,7 +98,7 @@ def _link_fit(samples: Sequence[LinkSample], launch_s: float, suffix: str) -> tu
         log_errors: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
         return log_errors
 
-    start = np.log((seconds[:, None] / work).min(axis=0))  # each term alone explains at most the quickest
+    start = np.log((seconds[:, None] / work).min(axis=0))  # each term alone explains at most the quickest sample
     logs = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x
     relative_errors = np.abs(np.expm1(errors(logs)))
     per_byte, hop_s = map(float, np.exp(logs))

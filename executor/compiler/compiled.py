@@ -120,6 +120,7 @@ def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
 
 
 def _to_compiled(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
+    """Read the memory analysis and the HLO text of a program that JAX has compiled."""
     memory: Any = compiled.memory_analysis()
     return Compiled(
         argument_bytes=memory.argument_size_in_bytes,

@@ -74,6 +74,7 @@ def widths(plan: Plan) -> Width:
     }
 
     def width(step: StepPlan, comm: CommPlan) -> float:
+        """Return the bytes per element with which the plan priced a collective of a step."""
         primitive = known_primitive(step.op)
         moved = primitive.collectives.get(comm.kind, 0) if primitive else 0
         if moved == "statistics":

@@ -27,7 +27,10 @@ from executor.compiler.hlo_text import (
 )
 from strategies.kinds import KINDS
 
-_UNPRICED = {"CollectiveBroadcast": "collective-broadcast", "Send": "send"}  # kinds that no primitive asks for
+_UNPRICED = {
+    "CollectiveBroadcast": "collective-broadcast",
+    "Send": "send",
+}  # kinds that no primitive of a layout program has
 _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opcodes} | {
     opcode: name for name, opcode in _UNPRICED.items()
 }
@@ -141,6 +144,7 @@ def _is_continuation(computation: Computation, instruction: Instruction) -> bool
 def _collective(
     module: Module, computation: Computation, instruction: Instruction, caller: Instruction | None, runs: int | None
 ) -> Collective:
+    """Read one collective instruction; `caller` is the fusion or call that contains it, if any."""
     kind = _KIND_OF[instruction.opcode.removesuffix("-start")]
     groups = _groups(instruction, module.partitions)
     operands = _moved_shapes(computation, instruction)
@@ -164,6 +168,7 @@ def _collective(
 
 
 def _op_name(instruction: Instruction) -> str:
+    """Return the JAX scope of an instruction; an empty string if the HLO names none."""
     return instruction.attribute(r'op_name="([^"]*)"') or ""
 
 
@@ -198,6 +203,7 @@ def _as_reduce_scatter(computation: Computation, instruction: Instruction, colle
 
 
 def _moved_shapes(computation: Computation, instruction: Instruction) -> list[Shape]:
+    """Return the shapes of the arrays that a collective moves, without tokens and buffers."""
     shapes = [computation.instructions[o].shapes[0] for o in instruction.operands if computation.instructions[o].shapes]
     arrays = [shape for shape in shapes if shape.dtype != "token"]
     if instruction.opcode == "ragged-all-to-all":
@@ -209,11 +215,13 @@ def _moved_shapes(computation: Computation, instruction: Instruction) -> list[Sh
 
 
 def _operand(kind: str, shape: Shape, n: int) -> Operand:
+    """Return an operand with its elements in the convention of the prices."""
     times_devices = kind in KINDS and KINDS[kind].v_is_n_operands
     return Operand(shape.elements * (n if times_devices else 1), shape.dtype, shape.bits)
 
 
 def _emitter(instruction: Instruction) -> str | None:
+    """Return how the TPU executes a collective, None if the HLO does not say."""
     if "DEVICE_TYPE_SPARSECORE" in instruction.attributes:
         return "SparseCore"
     if "async_collective_fusion_config" in instruction.attributes:
@@ -222,11 +230,13 @@ def _emitter(instruction: Instruction) -> str | None:
 
 
 def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    """Return the (source, target) devices of a permute; an empty tuple for other kinds."""
     text = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text or ""))
 
 
 def _groups(instruction: Instruction, devices: int) -> Groups:
+    """Return the replica groups of a collective; an empty tuple if it has none."""
     text = instruction.attribute(GROUPS)
     return parse_groups(text, devices) if text else ()
 
@@ -243,21 +253,27 @@ def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] 
         return None
     axes = _varying_axes(groups, sizes)
     size = prod(sizes[axis] for axis in axes)
-    rest = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
-    return axes if all(len(group) == size for group in groups) and set(rest) == {1} else None
+    distinct_others = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
+    return axes if all(len(group) == size for group in groups) and set(distinct_others) == {1} else None
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none."""
+    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none.
+
+    >>> axes_of_pairs([(0, 1), (1, 0), (2, 3), (3, 2)], {"X": 2, "Y": 2})
+    ('Y',)
+    """
     return _varying_axes(pairs, sizes) or None
 
 
 def _varying_axes(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the mesh axes along which the coordinates of some group's devices differ."""
     places = [np.array(np.unravel_index(list(group), tuple(sizes.values()))) for group in groups]
     return tuple(axis for n, axis in enumerate(sizes) if any(len(set(place[n].tolist())) > 1 for place in places))
 
 
 def _other_coordinates(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Return the coordinates of a group's devices along all mesh axes but these."""
     places = np.array(np.unravel_index(list(group), tuple(sizes.values())))
     fixed = [n for n, axis in enumerate(sizes) if axis not in axes]
     return [tuple(row) for row in places[fixed].T.tolist()]
@@ -304,6 +320,7 @@ def _result_shapes(module: Module, instruction: Instruction) -> Iterator[Shape]:
 
 
 def _root_opcode(module: Module, instruction: Instruction) -> str:
+    """Return the opcode of an instruction; that of its root for a fusion or a call."""
     if "sparse-core-data-format" in instruction.name:
         return "format"
     if instruction.opcode not in _WRAPPERS:

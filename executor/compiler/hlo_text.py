@@ -58,7 +58,11 @@ class Shape:
 
     @property
     def nbytes(self) -> float:
-        """The bytes of the array, without the padding of the layout's tiles."""
+        """The bytes of the array, without the padding of the layout's tiles.
+
+        >>> Shape("bf16", (8, 128)).nbytes
+        2048.0
+        """
         return self.elements * self.bits / 8
 
 
@@ -130,6 +134,7 @@ class Module:
     def _visit(
         self, computation: Computation, times: int | None, outer: TupleValues, counts: dict[str, int | None]
     ) -> None:
+        """Add `times` runs of a computation, and the runs of everything that it calls, to `counts`."""
         counts[computation.name] = _sum(counts.get(computation.name, 0), times)
         for instruction in computation.instructions.values():
             inside = (
@@ -141,6 +146,7 @@ class Module:
                     self._visit(self.computations[name], inner, inside, counts)
 
     def _trips(self, loop: Instruction, start: TupleValues) -> int | None:
+        """Return the trip count of a loop, noted by XLA or derived from its condition; None if unknown."""
         known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
         if known:
             return int(known)
@@ -208,22 +214,25 @@ def calls(module: Module) -> Iterator[tuple[Instruction, str]]:
                 yield i, name
 
 
-def _instruction(name: str, rest: str) -> Instruction:
-    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
-    opcode = _OPCODE.match(rest, end)
+def _instruction(name: str, text: str) -> Instruction:
+    """Parse the text behind `name = ` into an instruction."""
+    end = _closing(text) if text.startswith("(") else text.index(" ")
+    opcode = _OPCODE.match(text, end)
     if not opcode:
-        raise ValueError(f"HLO: expected an opcode after the type of %{name}, got {rest[end : end + 60]!r}")
-    close = _closing(rest, opcode.end() - 1)
+        raise ValueError(f"HLO: expected an opcode after the type of %{name}, got {text[end : end + 60]!r}")
+    close = _closing(text, opcode.end() - 1)
     return Instruction(
-        name, _shapes(rest[:end]), opcode[1], rest[opcode.end() : close - 1], rest[close:].removeprefix(",").strip()
+        name, _shapes(text[:end]), opcode[1], text[opcode.end() : close - 1], text[close:].removeprefix(",").strip()
     )
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
+    """Parse every array type in a text."""
     return tuple(_shape(*match) for match in _SHAPE.findall(text))
 
 
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
+    """Parse one array type from its dtype, its dims and its layout."""
     space = re.search(r"S\((\d+)\)", layout)
     sizes = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
     return Shape(dtype, sizes, int(space[1]) if space else 0)
@@ -240,6 +249,7 @@ def _closing(text: str, start: int = 0) -> int:
 
 
 def _tuple_values(computation: Computation, loop: Instruction, outer: TupleValues) -> TupleValues:
+    """Return a function that gives the constant values of a loop's initial tuple."""
     first = computation.origin(loop.operands[0])
     return lambda index: _constant(computation, first.operands[index], outer) if first.opcode == "tuple" else None
 
@@ -262,10 +272,12 @@ def _element_number(computation: Computation, name: str) -> int | None:
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
+    """Add two counts; None, an unknown count, makes the sum unknown."""
     return None if a is None or b is None else a + b
 
 
 def _product(a: int | None, b: int | None) -> int | None:
+    """Multiply two counts; None, an unknown count, makes the product unknown."""
     return None if a is None or b is None else a * b
 
 
@@ -309,13 +321,16 @@ def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Gr
 
 
 def _device_ids(dims: str, order: str | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the device numbers of an iota list with these dims, transposed by `order` if given."""
     ids = np.arange(prod(_ints(dims))).reshape(_ints(dims))
     return ids.transpose(_ints(order)) if order else ids
 
 
 def _rows(ids: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Groups:
+    """Turn the rows of an array of device numbers into replica groups."""
     return tuple(tuple(map(int, row)) for row in ids)
 
 
 def _ints(text: str) -> list[int]:
+    """Parse a comma-separated list of integers."""
     return [int(number) for number in text.split(",")]

@@ -113,14 +113,14 @@ class Matching:
 
     def by_key(self) -> dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]]:
         """Return the (expected, compiled) runs that are left, by kind and axes."""
-        left: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
+        unexplained: dict[tuple[str, tuple[str, ...]], tuple[list[UnmatchedRun], list[UnmatchedRun]]] = defaultdict(
             lambda: ([], [])
         )
         for side, runs in enumerate((self.expected, self.compiled)):
             for unmatched in runs:
                 if unmatched.runs:
-                    left[unmatched.kind, unmatched.axes][side].append(unmatched)
-        return left
+                    unexplained[unmatched.kind, unmatched.axes][side].append(unmatched)
+        return unexplained
 
 
 def expected_collectives_of(runs: Sequence[UnmatchedRun]) -> tuple[ExpectedCollective, ...]:

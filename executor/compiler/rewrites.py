@@ -103,10 +103,12 @@ def _unmatched_compiled(
 
 
 def _operand_widths(c: Collective) -> list[tuple[int, float]]:
+    """Return (elements, bytes per element) of each operand."""
     return [(part.elements, part.bits / 8) for part in c.parts]
 
 
 def _differences(matching: Matching) -> Iterator[Difference]:
+    """Yield the runs that no rule has explained as differences, one for each kind and axes."""
     for expected, compiled in matching.by_key().values():
         kind = "changed" if expected and compiled else "missing" if expected else "extra"
         yield Difference(
@@ -125,7 +127,7 @@ def _summed(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
         )
 
 
-def same(matching: Matching) -> None:
+def equal(matching: Matching) -> None:
     """Match runs of equal kind, axes and elements; those of equal bytes per element first."""
     for exact in (True, False):
         for expected in matching.expected:
@@ -168,7 +170,7 @@ def _border_permutes(matching: Matching, scatter: UnmatchedRun, c: Collective) -
     seen = set()
     for permute in sorted(
         matching.compiled, key=lambda permute: permute.runs != c.runs
-    ):  # those that run as often come first
+    ):  # permutes that run equally often come first
         if (
             permute.kind == "CollectivePermute"
             and permute.collective
@@ -293,11 +295,11 @@ def by_axes(matching: Matching) -> None:
     for expected in (
         unmatched for unmatched in matching.expected if unmatched.kind in ("AllGather", "ReduceScatter", "AllReduce")
     ):
-        for part in chain.from_iterable(combinations(expected.axes, k) for k in range(1, len(expected.axes))):
-            rest = tuple(axis for axis in expected.axes if axis not in part)
-            rest_elements = expected.elements / (1 if expected.kind == "AllReduce" else matching.devices_along(part))
-            for a in matching.candidates(expected, expected.kind, expected.elements, part):
-                for b in matching.candidates(expected, expected.kind, rest_elements, rest):
+        for axes in chain.from_iterable(combinations(expected.axes, k) for k in range(1, len(expected.axes))):
+            other_axes = tuple(axis for axis in expected.axes if axis not in axes)
+            other_elements = expected.elements / (1 if expected.kind == "AllReduce" else matching.devices_along(axes))
+            for a in matching.candidates(expected, expected.kind, expected.elements, axes):
+                for b in matching.candidates(expected, expected.kind, other_elements, other_axes):
                     if expected.runs and a.runs:
                         matching.match("ByAxes", [expected], [a, b])
 
@@ -329,8 +331,9 @@ def regrouped(matching: Matching) -> None:
 
 
 def _use_up(*runs: UnmatchedRun) -> None:
+    """Mark all runs as explained."""
     for unmatched in runs:
         unmatched.runs = 0
 
 
-RULES = (same, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)
+RULES = (equal, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)

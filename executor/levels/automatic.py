@@ -63,6 +63,7 @@ def _judge(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence[
 
 
 def _judge_too_big(plan: Plan, level: str, mode: str, does_not_fit: DoesNotFit) -> Level:
+    """Pass a plan that states itself that it does not fit; fail one that states that it fits."""
     described = does_not_fit.describe(plan.memory.usable_bytes)
     promised = f"{plan.memory.total_bytes / 1e9:.4f} of {gb(plan.memory.usable_bytes)}"
     if plan.memory.total_bytes > plan.memory.usable_bytes:
@@ -71,6 +72,7 @@ def _judge_too_big(plan: Plan, level: str, mode: str, does_not_fit: DoesNotFit) 
 
 
 def _memory_note(compiled: Compiled) -> str:
+    """Describe the bytes per device of a compiled step."""
     return (
         f"memory: arguments {gb(compiled.argument_bytes)}, temporaries {gb(compiled.temp_bytes)}, "
         f"updated in place {gb(compiled.alias_bytes)}"

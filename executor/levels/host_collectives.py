@@ -69,6 +69,7 @@ def judge_program(plan: Plan, mesh: Mesh, mode: str, text: str) -> Level:
 
 
 def _notes(expected: Sequence[ExpectedCollective], rewrites: Sequence[Rewrite]) -> Iterator[str]:
+    """Yield the number of priced collectives of each kind and of accepted rewrites."""
     kinds = Counter(p.kind for p in expected)
     yield "priced: " + (", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or "no collective")
     for kind, n in sorted(Counter(r.kind for r in rewrites if r.kind in ACCEPTED).items()):
@@ -76,6 +77,7 @@ def _notes(expected: Sequence[ExpectedCollective], rewrites: Sequence[Rewrite]) 
 
 
 def _rewrite_finding(rewrite: Rewrite) -> Finding:
+    """Return the finding of a rewrite that this level does not accept."""
     return Finding(
         what=_step_texts(rewrite.expected),
         promised=_describe_expected(rewrite.expected),
@@ -84,6 +86,7 @@ def _rewrite_finding(rewrite: Rewrite) -> Finding:
 
 
 def _difference_findings(difference: Difference, mesh: Mesh) -> Iterator[Finding]:
+    """Yield the finding of a difference between expected and compiled collectives."""
     what = _step_texts(difference.expected) or ", ".join(
         dict.fromkeys(c.op_name or c.name for c in difference.compiled)
     )
@@ -93,15 +96,18 @@ def _difference_findings(difference: Difference, mesh: Mesh) -> Iterator[Finding
 
 
 def _step_texts(expected: Sequence[ExpectedCollective]) -> str:
+    """Return the texts of the steps that the collectives belong to, each once."""
     return "; ".join(dict.fromkeys(p.text for p in expected))
 
 
 def _describe_expected(expected: Sequence[ExpectedCollective]) -> str:
+    """Describe expected collectives in words."""
     texts = [f"{p.kind} over {''.join(p.axes)} of {p.elements:g} elements, {p.runs} times" for p in expected]
     return "; ".join(texts) or _NOTHING
 
 
 def _describe_compiled(compiled: Sequence[Collective], mesh: Mesh | None = None) -> str:
+    """Describe compiled collectives in words, with their axes if a mesh is given."""
     return (
         "; ".join(f"{c.kind}{_axes_text(c, mesh)} of {c.elements} elements, {c.runs} times" for c in compiled)
         or _NOTHING
@@ -109,5 +115,6 @@ def _describe_compiled(compiled: Sequence[Collective], mesh: Mesh | None = None)
 
 
 def _axes_text(c: Collective, mesh: Mesh | None) -> str:
+    """Return the mesh axes of a collective as the end of a phrase; empty if it runs over none."""
     axes = c.axes(mesh.shape) if mesh else None
     return f" over {''.join(axes)}" if axes else ""

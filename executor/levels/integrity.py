@@ -69,6 +69,7 @@ def _differences(path: str, stated: Any, computed: Any) -> Iterator[Finding]:
 
 
 def _join(path: str, key: str) -> str:
+    """Return the path of a key within the tree at `path`."""
     return f"{path}.{key}" if path else key
 
 
@@ -81,11 +82,13 @@ def _entry_name(value: Any) -> str:
 
 
 def _equal(stated: Any, computed: Any) -> bool:
+    """Return whether two values are equal; numbers may differ by `RELATIVE`."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (stated, computed))
     return isclose(stated, computed, rel_tol=RELATIVE, abs_tol=1e-15) if numbers else bool(stated == computed)
 
 
 def _short(value: Any) -> str:
+    """Return a value as JSON, cut to 200 characters."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 200 else f"{text[:200]}..."
 

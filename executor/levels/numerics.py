@@ -92,6 +92,7 @@ class _Run:
 
     @property
     def _params(self) -> Params:
+        """The random parameters, in the dtype of the plan's weights."""
         dtype = jnp.bfloat16 if self.plan.dtypes.weights == "bf16" else jnp.float32
         return random_params(self.plan.model, jax.random.key(0), dtype)
 
@@ -131,12 +132,14 @@ class _Run:
             yield from self._errors(f"step {step} after prefill", positions, expected, *in_prompt_order)
 
     def _reference(self, B: int, T: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return random tokens `[B, T]` and the reference's logits `[B, T, V]` of them."""
         tokens = np.random.default_rng(0).integers(0, self.plan.model.V, (B, T))
         return tokens, np.asarray(reference_logits(self.plan.model, self._params, jnp.asarray(tokens)))
 
     def _errors(
         self, what: str, positions: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], chosen: Any, logits: Any
     ) -> Iterator[Error]:
+        """Yield the error of each sequence's logits at its position; `expected` is `[B, T, V]`."""
         bound, scale = BOUNDS[self.plan.dtypes.weights], expected.std()
         actual = fetch(logits).astype(np.float32)[:, : expected.shape[-1]]
         for b, token in enumerate(fetch(chosen)):
@@ -155,6 +158,7 @@ class _Run:
 
 
 def _finite_or_inf(x: Any) -> float:
+    """Return a float; infinity for NaN and infinite values, so that they fail every bound."""
     return float(x) if np.isfinite(x) else float("inf")
 
 
@@ -171,6 +175,7 @@ def unsharded(plan: Plan, mesh: Mesh, context: int) -> Engine:
 
 
 def _judge(plan: Plan, mode: str, errors: Sequence[Error]) -> Level:
+    """Return the level for the errors of all tokens."""
     dtype = plan.dtypes.weights
     bound, exact = BOUNDS[dtype], dtype == "f32"
     median = float(np.median([e.rms for e in errors]))
@@ -189,6 +194,7 @@ def _judge(plan: Plan, mode: str, errors: Sequence[Error]) -> Level:
 
 
 def _finding(error: Error, bound: float, exact: bool) -> Finding:
+    """Return the finding of a token whose logits are beyond the bound."""
     return Finding(
         what=f"logits of {error.where}",
         promised=f"within {bound:g} standard deviations of the reference",
@@ -197,4 +203,5 @@ def _finding(error: Error, bound: float, exact: bool) -> Finding:
 
 
 def _token_finding(error: Error) -> Finding:
+    """Return the finding of a token that is not the reference's best one."""
     return Finding(what=f"token of {error.where}", promised="the one with the largest logit", found="another")

@@ -52,7 +52,7 @@ def shrink(loaded: Loaded, dtypes: Dtypes | None = None) -> Loaded:
     model, context = cuts.model(plan.model, work), cuts.context(work)
     batch = cuts.batch(model, context if plan.phase == "prefill" else 1)
     dtypes = dtypes or plan.dtypes
-    priced_dtypes = changed(dtypes, compute="bf16")  # every chip has it
+    priced_dtypes = changed(dtypes, compute="bf16")  # every chip has a rate for bf16
     small = Workload(phase=work.phase, batches=(batch,), context=context, dtypes=priced_dtypes)
     bound = bind_layout(changed(layout.layout, mesh=mesh), components(model, small, loaded.programs))
     priced_plan = price_layout(bound, slice_, model, small, batch, batch, speeds(slice_.chip, priced_dtypes))
@@ -108,6 +108,7 @@ class Cuts:
 
     @cached_property
     def _bound(self) -> tuple[Bound, ...]:
+        """The bound programs of the layout."""
         return programs(self.layout)
 
     def cut(self, dim: str, component: str | None = None) -> Cut:
@@ -119,6 +120,7 @@ class Cuts:
         return cut if cut.padded > 1 or cut.before > 1 else replace(cut, padded=self._uncut(dim, component))
 
     def _joined(self, cut: Cut, b: Bound, dim: str) -> Cut:
+        """Combine a cut with how one bound program shards a dim."""
         before, after = cut.before, cut.after
         for name, letters in b.source.needs.divides:
             if name == dim:
@@ -132,6 +134,7 @@ class Cuts:
         return int(np.prod([min(s, 2) if shrunken else s for i, s in enumerate(sizes) if mask >> i & 1], dtype=int))
 
     def _padded(self, b: Bound) -> dict[str, int]:
+        """Return the padded size of each dim of a bound program on the full mesh."""
         n = np.array([self._ways(mask, False) for mask in range(1 << len(self.layout.names))])
         sizes = fit_part(b.source, b.component, Rates(n, n < 0, {}, {}), b.masks, np.array([[self.padded_batch]])).sizes
         return {name: int(np.max(size)) for name, size in sizes.items()}
@@ -154,21 +157,26 @@ class Cuts:
         return batch
 
     def context(self, work: Workload) -> int:
-        """The context: prompts, or room for them and for the steps to decode; twice as long as every window."""
+        """Return the shrunken context in tokens, at least twice as long as the shrunken windows.
+
+        In decode the context is the number of slots of the KV cache; in prefill the length of the prompts.
+        """
         names = ("S",) if work.phase == "decode" else ("T", "S")
         cuts = [self.cut(name, a.component.name) for a in self.layout.assigned for name in names]
-        after = lcm(*(cut.after for cut in cuts)) * (2 if work.phase == "prefill" else 1)  # zigzag: two chunks each
+        chunks = 2 if work.phase == "prefill" else 1  # zigzag order: each shard has two chunks
+        after = lcm(*(cut.after for cut in cuts)) * chunks
         minimum = max(MINIMUM_SIZES[names[0]], 2 * MINIMUM_SIZES["window"], 2 * after)
         return after * -(-minimum // after)
 
     def model(self, model: Model, work: Workload) -> Model:
-        """The shrunken model; components that were different stay different."""
+        """Return the shrunken model; components that were different stay different."""
         context, seen = self.context(work), dict[object, Any]()
         groups = tuple(self._group(g, n, work.context, context, seen) for n, g in enumerate(model.groups))
         V = _padded_again(self.cut("V"), model.V, MINIMUM_SIZES["V"])
         return changed(model, D=self.cut("D").size(MINIMUM_SIZES["D"]), V=V, groups=groups, max_context=None)
 
     def _group(self, group: LayerGroup, number: int, before: int, after: int, seen: dict[object, Any]) -> LayerGroup:
+        """Return a shrunken layer group; groups that shared a component share its shrunken copy."""
         names = {a.component.kind: a.component.name for a in self.layout.assigned if number in a.component.groups}
         of_attention = names.get("attention") or names["block"]
         of_mlp = names.get("mlp") or names.get("moe") or names["block"]
@@ -180,6 +188,7 @@ class Cuts:
         return changed(group, count=min(group.count, LAYERS), attention=seen[of_attention], mlp=seen[mlp])
 
     def _attention(self, a: Attention, name: str, before: int, after: int, seen: Mapping[object, Any]) -> Attention:
+        """Return a shrunken attention, different from all others, so that components stay distinct."""
         K, M = self._heads(a, name)
         window = a.window
         if window is not None:
@@ -191,6 +200,7 @@ class Cuts:
         return shrunken
 
     def _heads(self, a: Attention, name: str) -> tuple[int, int]:
+        """Return the shrunken numbers of KV heads K and of query heads per KV head M."""
         n, k, m = (self.cut(dim, name) for dim in "NKM")
         if a.M == 1:
             k = Cut(lcm(k.before, n.before), lcm(k.after, n.after), a.K)
@@ -202,6 +212,7 @@ class Cuts:
         return K, _padded_again(Cut(needed, max(int(step), 1), padded), a.M, 2)
 
     def _mlp(self, m: Mlp, name: str, seen: Sequence[Mlp]) -> Mlp:
+        """Return a shrunken MLP, different from all others, so that components stay distinct."""
         F = _padded_again(self.cut("F", name), m.F, MINIMUM_SIZES["F"])
         E = _padded_again(self.cut("E", name), m.E, MINIMUM_SIZES["E"]) if m.moe else 1
         shrunken = changed(m, F=F, E=E, k=1 if m.k == 1 or E == 1 else max(1, min(2, E - 1)))
@@ -211,6 +222,7 @@ class Cuts:
 
 
 def _mlp_of(model: Model, component: Component) -> Mlp | None:
+    """Return the mixture of experts of a component, None for components of other kinds."""
     return model.groups[component.groups[0]].mlp if component.kind == "moe" else None
 
 

@@ -64,6 +64,7 @@ def judge(plan: Plan, options: LevelOptions, measured_s: float, how: str) -> Lev
 
 
 def _notes(plan: Plan, measured_s: float, how: str) -> Iterator[str]:
+    """Yield the notes of the level: measured and priced seconds, terms of the price, layout, constants."""
     cost = plan.cost
     yield (
         f"{plan.phase} step: {ms(measured_s)} measured ({how}), {ms(cost.step_s)} priced: "
@@ -128,6 +129,7 @@ def step_seconds(engine: Engine, repeats: int = REPEATS) -> float:
     step, cache = engine.decode_step(), [engine.init_cache()]
 
     def run_step() -> Any:
+        """Run one decode step on the cache of the one before."""
         token, _, cache[0] = step(params, cache[0], tokens, pos)
         return token, cache[0]
 

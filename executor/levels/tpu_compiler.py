@@ -28,7 +28,7 @@ from strategies.readers.specs import TensorSpec
 LEVEL = "tpu-compiler"
 ARGUMENTS_WITHIN, TOTAL_WITHIN = 0.005, 0.05
 EDGE_WITHIN = 0.01  # a plan up to 1% over usable HBM may say that it does not fit although the compiler fits it
-FULL = 0.95  # of usable HBM: a program that is fuller makes the compiler save memory
+FULL = 0.95  # beyond this share of usable HBM the compiler finds ways to need less
 CAPACITY_FACTOR = 1.0  # the plan prices the mean number of slots per expert
 NAMED = 5  # how many of the largest temporaries are named
 
@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def stored_bytes(self) -> float:
-        """Bytes per device of the step's arguments as the plan states them.
+        """The bytes per device of the step's arguments, as the plan states them.
 
         These are the weights, and in decode the KV cache too; in prefill the cache is a result, not an argument.
         """
@@ -216,6 +216,7 @@ def _check_in_place(planned: float, actual: float) -> Finding | None:
 
 
 def _copy_finding(a: Array) -> Finding:
+    """Return the finding of a copy of a cache tensor."""
     return Finding(
         what=f"cache, in {_step_name(a.op_name) or a.name}",
         promised="updated in place",
@@ -240,6 +241,7 @@ def _local_bytes(spec: TensorSpec, sizes: Mapping[str, int]) -> float:
 
 
 def _memory_notes(facts: Facts, compiled: Compiled) -> Iterator[str]:
+    """Yield notes on the program's memory and on its largest temporaries."""
     yield (
         f"memory: arguments {gb(compiled.argument_bytes)} (promised {gb(facts.stored_bytes)}), in all "
         f"{gb(compiled.total_bytes)} (promised {gb(facts.plan.memory.total_bytes)}), "
@@ -255,12 +257,14 @@ def _memory_notes(facts: Facts, compiled: Compiled) -> Iterator[str]:
 
 
 def _rewrite_note(rewrite: Rewrite) -> str:
+    """Return the note of a collective that the compiler runs as another kind."""
     compiled = ", ".join(dict.fromkeys(f"{c.kind} ({c.emitter or 'no emitter'})" for c in rewrite.compiled))
     steps = "; ".join(dict.fromkeys(p.text for p in rewrite.expected))
     return f"{rewrite.kind}: {steps} runs as {compiled}, {rewrite.extra_bytes / 1e6:+.3g} MB per device and step"
 
 
 def _difference_finding(difference: Difference) -> Finding:
+    """Return the finding of a difference between expected and compiled collectives."""
     return Finding(
         what=f"{difference.kind} collective",
         promised="; ".join(
@@ -281,4 +285,5 @@ def _step_name(op_name: str) -> str:
 
 
 def _shape(a: Array) -> str:
+    """Return the dtype and the dims of an array, such as `bf16[8,128]`."""
     return f"{a.shape.dtype}[{','.join(map(str, a.shape.dims))}]"

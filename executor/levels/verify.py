@@ -1,4 +1,4 @@
-"""`verify` checks one plan at several levels and reports whether the plan does what it states.
+"""Verify one plan at several levels and report whether the plan does what it states.
 
 Level `plan` always runs first: it recomputes the plan from its layouts, so an edited file fails at once. The other
 levels (`LEVELS`) run or compile the plan's programs; each is a function from a plan to a `Level` of the report.
@@ -123,6 +123,7 @@ class Verification:
             self._check_within(self.timing_within)
 
     def _check_within(self, factor: float) -> None:
+        """Raise `InputError` unless the factor is at least 1 and level `timing` is asked for."""
         prefix = f"timing_within {factor:g}: "
         if "timing" not in (self.levels or ()):
             raise InputError(f"{prefix}it judges level timing, which runs only if asked for", "timing_within")
@@ -189,6 +190,7 @@ def _facts(plan: Plan, chip: Chip | None, request: Verification) -> Mapping[str,
 
 
 def _digest(data: bytes) -> str:
+    """Return the first 12 hex digits of the SHA-256 of data."""
     return hashlib.sha256(data).hexdigest()[:12]
 
 
@@ -237,12 +239,14 @@ def _run(
 
 
 def _timed_level(run: Callable[[], Level], progress: Progress, what: str) -> Level:
+    """Report progress, run a level and return its result with the seconds that it took."""
     progress(f"checking {what}")
     started = time.perf_counter()
     return msgspec.structs.replace(run(), seconds=time.perf_counter() - started)
 
 
 def _summary(plan: Plan, processes: int) -> str:
+    """Return a line that names the model, the work, the slice, the mesh and the processes."""
     mesh = " ".join(f"{n}{s}" for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
     work = f"{plan.phase} at batch {plan.batch}, context {plan.context}"
     in_processes = f", in {processes} processes" if processes > 1 else ""

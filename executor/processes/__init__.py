@@ -1,1 +1,1 @@
-"""One verification by several processes: how they join, agree and end."""
+"""Several processes that verify one plan together: how they join, agree and end."""

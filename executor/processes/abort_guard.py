@@ -1,7 +1,8 @@
-"""A guard around JAX's C++ in a process that has joined others: its output and its SIGABRT become one line.
+"""Turn an abort by JAX's C++ runtime into one line on stderr and exit code 2.
 
-JAX ends the process (SIGABRT, after pages on stderr) when another one dies or does not come, and gloo writes to stdout.
-So while processes are joined, both go to a file; Python keeps the streams; and the signal is one line and exit code 2.
+When processes run under `jax.distributed` and another one dies or does not come, JAX writes pages to stderr and ends
+this process with SIGABRT; gloo, the library of CPU collectives, writes to stdout. While processes are joined, the
+guard sends what C++ writes to a file, keeps stdout and stderr for Python, and handles the signal.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 BAD_INPUT, INTERRUPTED = 2, 130
-DescribeAbort = Callable[[str], str]  # what JAX wrote before it ended the process -> one line for the user
+DescribeAbort = Callable[[str], str]
+"""A function from what JAX wrote before it ended the process to one line for the user."""
 
 
 class AbortGuard:
-    """The streams of a joined process; `end` leaves it at once, from any thread."""
+    """The guard of a joined process: its redirected streams, and `end`, which leaves the process from any thread.
+
+    `last` is the line to end with, if an error is known before JAX aborts the process.
+    """
 
     def __init__(self, describe: DescribeAbort) -> None:
         self._describe = describe
@@ -30,15 +35,15 @@ class AbortGuard:
         self._python_streams = sys.stdout, sys.stderr
         self._saved_fds = os.dup(1), os.dup(2)
         self._ending = threading.Lock()
-        self.last: str | None = None  # the line to end with, where it is known already
+        self.last: str | None = None
 
     @property
     def log(self) -> str:
-        """Return the text that C++ has written."""
+        """The text that C++ has written so far, up to 1 MiB."""
         return os.pread(self._log.fileno(), 1 << 20, 0).decode("utf-8", "replace")
 
     def begin(self) -> None:
-        """Take C++ its streams."""
+        """Redirect file descriptors 1 and 2 to the log file, and give Python copies of the original ones."""
         sys.stdout.flush()
         sys.stderr.flush()
         sys.stdout, sys.stderr = (
@@ -49,11 +54,11 @@ class AbortGuard:
             os.dup2(self._log.fileno(), number)
 
     def restore(self) -> None:
-        """Give them back."""
+        """Restore file descriptors 1 and 2 and Python's streams, and delete the log file."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
-        _libc().fflush(None)  # what gloo has written and not flushed stays in the file
+        _libc().fflush(None)  # so that gloo's buffered output stays in the file
         for number, fd in enumerate(self._saved_fds, 1):
             os.dup2(fd, number)
             os.close(fd)
@@ -61,25 +66,29 @@ class AbortGuard:
         self._log.close()
 
     def end(self, line: str, code: int = BAD_INPUT) -> NoReturn:
-        """Say it and leave, without waiting for other processes or threads."""
+        """Write a line to stderr and exit with `code`, without waiting for other processes or threads.
+
+        With the environment variable MESHWRIGHT_DEBUG the log of C++ comes first.
+        """
         if not self._ending.acquire(blocking=False):
-            threading.Event().wait()  # another thread is at it
+            threading.Event().wait()  # another thread ends the process
         clear = "\r\x1b[K" if os.isatty(self._saved_fds[1]) else ""
         debug = self.log if os.environ.get("MESHWRIGHT_DEBUG") else ""
         os.write(self._saved_fds[1], f"{debug}{clear}meshwright: {' '.join(line.split())}\n".encode("utf-8", "replace"))
         os._exit(code)
 
     def aborted(self, _signal: int = 0) -> NoReturn:
-        """The handler of SIGABRT."""
+        """Handle SIGABRT: end the process with `last`, or with a line that describes the log."""
         self.end(self.last or self._describe(self.log))
 
     def interruptible(self) -> Callable[[], None]:
-        """Let Ctrl-C end the process even while its main thread waits in C++; what is returned takes that back."""
+        """Let Ctrl-C end the process even while its main thread waits in C++; return a function that undoes this."""
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing)
 
         def watch() -> None:
+            """Wait for signals and end the process on SIGINT."""
             while number := os.read(reading, 1):
                 if number[0] == signal.SIGINT:
                     self.end("interrupted", INTERRUPTED)
@@ -88,6 +97,7 @@ class AbortGuard:
         threading.Thread(target=watch, daemon=True).start()
 
         def undo() -> None:
+            """Restore the wakeup descriptor and stop the watching thread."""
             signal.set_wakeup_fd(before)
             os.close(writing)
 
@@ -95,12 +105,16 @@ class AbortGuard:
 
 
 def _libc() -> Any:
+    """Return the C library that this process has loaded."""
     return ctypes.CDLL(None)
 
 
 @contextlib.contextmanager
 def guarded(describe: DescribeAbort) -> Iterator[AbortGuard]:
-    """Keep C++ apart from the user's streams, and turn SIGABRT into a line, which `told` finds in what was written."""
+    """Keep the output of C++ out of stdout and stderr, and turn SIGABRT into the line that `describe` returns.
+
+    `describe` gets everything that C++ has written. Use it as a context manager; it yields the guard.
+    """
     guard = AbortGuard(describe)
     # A handler of Python's own would run in the main thread, which may wait for a collective that never comes.
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(guard.aborted)
@@ -116,7 +130,13 @@ def guarded(describe: DescribeAbort) -> Iterator[AbortGuard]:
 
 
 def why_ended(log: str, arrival: str) -> str:
-    """Why JAX ended the process, in a line; `came`: which processes were to come, where and within what time."""
+    """Return in one line why JAX ended the process, given the log of C++.
+
+    `arrival` completes a line that starts with "not": which processes should have come, where, and within what time.
+
+    >>> why_ended("UNAVAILABLE: Socket closed", arrival="")
+    'process 0, the coordinator, ended before this one was done'
+    """
     if match := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
         return f"process {', '.join(re.findall(r'[0-9]+', match[1]))} ended before it was done, or answers no more"
     if "incarnation" in log:

@@ -1,7 +1,7 @@
-"""Agreement of processes that verify one plan: on the question, on each level, and on the exit code.
+"""Make processes that verify one plan agree on the plan, on the result of each level, and on the exit code.
 
-They do so through the key-value store of `jax.distributed`, which answers within a time, where a collective would wait
-for ever. Whatever ends a step in one process is told to the others, so that all end alike.
+They exchange values through the key-value store of `jax.distributed`, which answers within a time limit; a collective
+would wait forever. An error that ends a step in one process is sent to the others, so that all end alike.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from mesh.errors import InputError
 T = TypeVar("T")
 
 EVERYWHERE = ("numerics", "collectives")  # levels that run on the devices of all processes; others run in process 0
-_SLICE_MS = 1000  # between two looks for Ctrl-C
+_SLICE_MS = 1000  # milliseconds of one wait; Ctrl-C is noticed between two waits
 
 
 class SingleProcess:
-    """The stand-in for a group of processes where there is only one."""
+    """The agreement of a verification in one process, which has nobody to agree with."""
 
     processes, process_id = 1, 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """Return the value of `run`; raises `InputError` unless its facts are equal in every process."""
+        """Run a function and return its result here; a single process has nobody to agree with."""
         return run()
 
     def level(self, name: str, run: Callable[[], Level]) -> Level:
-        """The level of all processes together."""
+        """Run a level and return its result, the one result of all processes."""
         return run()
 
     def last(self, run: Callable[[], int]) -> int:
-        """Run the last step in process 0 alone; its exit code is that of all processes."""
+        """Run the end of the command in process 0 only, and return its exit code in every process."""
         return run()
 
 
 class _Outcome(msgspec.Struct):
-    """The message of one process to the others: a value, or the error that it ended with."""
+    """The outcome of a step in one process, as it is sent to the others: a value, or the error that ended the step."""
 
     processes: int
     value: Any = None
@@ -51,7 +51,7 @@ class _Outcome(msgspec.Struct):
     text: str = ""
 
     def value_from(self, process: int, type_: type[T]) -> T:
-        """The value that this process gave, or its error raised here."""
+        """Return the value that the process sent, or raise its error here."""
         if self.error == "Unavailable":
             raise Unavailable(f"process {process}: {self.text}")
         if self.error in ("InputError", "BrokenPipeError"):
@@ -62,7 +62,11 @@ class _Outcome(msgspec.Struct):
 
 
 class ProcessGroup(SingleProcess):
-    """One of several processes. Every process must make the same calls in the same order."""
+    """The agreement of one of several processes. Every process must make the same calls in the same order.
+
+    `client`: the key-value store of `jax.distributed`. `process_id`: the number of this process, from 0. `timeout_s`:
+    the seconds that this process waits for the others after it is done with a step itself.
+    """
 
     def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, guard: AbortGuard) -> None:
         self.processes, self.process_id = processes, process_id
@@ -70,15 +74,18 @@ class ProcessGroup(SingleProcess):
         self._turn = 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
-        """Return the value of `run`; raises `InputError` unless its facts are equal in every process."""
+        """Run a function in every process and return its result here.
+
+        `facts` maps the result to named facts; raises `InputError` if one differs between processes.
+        """
         results: list[T] = []
 
         def attempt() -> dict[str, str]:
             results.append(run())
             return dict(facts(results[0]))
 
-        first, *rest = self._from_all(attempt, dict[str, str])
-        for number, other in enumerate(rest, 1):
+        first, *others = self._from_all(attempt, dict[str, str])
+        for number, other in enumerate(others, 1):
             for name, value in first.items():
                 if other.get(name) != value:
                     raise InputError(
@@ -88,22 +95,26 @@ class ProcessGroup(SingleProcess):
         return results[0]
 
     def level(self, name: str, run: Callable[[], Level]) -> Level:
-        """The level of all processes together; raises what it raised in one of them."""
+        """Run a level and return the merged result of all processes; raises the error that it raised in any of them.
+
+        Levels in `EVERYWHERE` run in every process, the others in process 0 only. Level `timing` raises `Unavailable`,
+        because it needs one process.
+        """
         if name == "timing":
             raise Unavailable(f"timing runs in one process, and this is one of {self.processes}")
         return merged(self._from_all(run, Level)) if name in EVERYWHERE else self._from_process_0(run, Level)
 
     def last(self, run: Callable[[], int]) -> int:
-        """Run the last step in process 0 alone; its exit code is that of all processes."""
+        """Run the end of the command in process 0 only, and return its exit code in every process."""
         return self._from_process_0(run, int)
 
     def give_up(self, error: Exception) -> None:
-        """Tell the others of an error that they may not know of, wherever they are."""
+        """Send the others an error that they may not know of, whichever step they are in."""
         self._guard.last = first_line(error)
         self._send(self._outcome(error))
 
     def _from_all(self, run: Callable[[], T], type_: type[T]) -> list[T]:
-        """Return the outcome of each process; none is waited for longer than the timeout after this one was done."""
+        """Run a step everywhere and return the value of each process; waits `timeout_s` seconds once done itself."""
         own, error = self._attempt(run)
         turn = self._send(own)
         deadline = time.monotonic() + self._timeout_s
@@ -113,7 +124,7 @@ class ProcessGroup(SingleProcess):
         return [outcome.value_from(i, type_) for i, outcome in enumerate(outcomes)]
 
     def _from_process_0(self, run: Callable[[], T], type_: type[T]) -> T:
-        """Return the outcome of process 0, however long it takes."""
+        """Run a step in process 0 only and return its value, however long that takes."""
         if self.process_id == 0:
             outcome, error = self._attempt(run)
             self._send(outcome)
@@ -125,35 +136,39 @@ class ProcessGroup(SingleProcess):
         return outcome.value_from(0, type_)
 
     def _attempt(self, run: Callable[[], Any]) -> tuple[_Outcome, Exception | None]:
+        """Run a step and return its outcome, and the error that it raised, if any."""
         try:
             return _Outcome(self.processes, msgspec.to_builtins(run())), None
-        except Exception as error:  # whatever it is, the others must know
+        except Exception as error:  # the other processes must learn of every error
             return self._outcome(error), error
 
     def _outcome(self, error: Exception) -> _Outcome:
+        """Return the outcome that reports an error to the other processes."""
         return _Outcome(self.processes, error=type(error).__name__, text=first_line(error))
 
     def _send(self, outcome: _Outcome) -> int:
-        """Say it, and return the turn in which it is said."""
+        """Send an outcome to the others and return the number of its turn."""
         turn = self._next_turn()
         try:
             self._client.key_value_set(_key(turn, self.process_id), msgspec.json.encode(outcome).decode())
-        except Exception as error:  # whatever jaxlib's own type is in this version
+        except Exception as error:  # the type of jaxlib's error differs between versions
             self._end_lost(error)
         return turn
 
     def _next_turn(self) -> int:
+        """Return the number of the next exchange; it is equal in all processes."""
         self._turn += 1
         return self._turn
 
     def _receive(self, turn: int, process: int, deadline: float | None = None) -> _Outcome:
+        """Wait for the outcome of a process; end this one if none comes until `deadline`."""
         while True:
             started = time.monotonic()
             try:
                 message = self._client.blocking_key_value_get(_key(turn, process), _SLICE_MS)
                 break
-            except Exception as error:  # whatever jaxlib's own type is in this version
-                if time.monotonic() - started < _SLICE_MS / 1000:  # else there is no answer yet
+            except Exception as error:  # the type of jaxlib's error differs between versions
+                if time.monotonic() - started < _SLICE_MS / 1000:  # a full wait means that there is no answer yet
                     self._end_lost(error)
             if deadline is not None and time.monotonic() > deadline:
                 self._guard.end(f"process {process} is not done {self._timeout_s} s (the timeout) after this one was")
@@ -165,19 +180,24 @@ class ProcessGroup(SingleProcess):
         return outcome
 
     def _end_lost(self, error: Exception) -> None:
+        """End this process after an error of the store, unless JAX ends it first."""
         time.sleep(1)  # JAX ends this process when it finds out why
         self._guard.end(why_ended(f"{self._guard.log}\n{error}", ""))
 
 
 def _key(turn: int, process: int) -> str:
+    """Return the key of a process's outcome in the store."""
     return f"meshwright/{turn}/{process}"
 
 
 def merged(levels: Sequence[Level]) -> Level:
-    """The level of all processes: that of process 0, and what others found besides."""
-    first, *rest = levels
+    """Merge the results of one level in all processes: the result of process 0, and further findings of the others.
+
+    The findings of others name their process. The level fails if it failed in any process.
+    """
+    first, *others = levels
     findings = list(first.findings)
-    for number, level in enumerate(rest, 1):
+    for number, level in enumerate(others, 1):
         more = [f for f in level.findings if f not in first.findings]
         findings += [Finding(what=f"process {number}: {f.what}", promised=f.promised, found=f.found) for f in more]
     failed = next((level for level in levels if level.status == FAILED), first)

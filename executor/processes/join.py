@@ -1,6 +1,7 @@
-"""Several processes, on one host or on many, that verify one plan together under `jax.distributed`.
+"""Join several processes, on one host or on many, that verify one plan together under `jax.distributed`.
 
-The same command starts once per process, and each takes its share of the host devices. Process 0 speaks for all.
+The user starts the same command once per process, and each process takes its share of the host devices. Process 0
+writes the report.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[0-9a-fA-F:.]+\]):([0-9]{1,5})")
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """The addresses by which processes find each other; JAX asks the cluster for what is None (TPU pods, Slurm, MPI).
+    """The address and the number of the processes, by which this process finds the others.
 
-    `coordinator`: HOST:PORT at which process 0 listens. `process_id`: this process's number, from 0. `timeout_s`: how
-    long the others are waited for. Raises `InputError` on nonsense.
+    `coordinator`: HOST:PORT at which process 0 listens. `processes`: how many there are. `process_id`: the number of
+    this process, from 0. JAX asks the cluster (TPU pods, Slurm, Kubernetes, MPI) for each of them that is None.
+    `timeout_s`: the seconds to wait for the others. Raises `InputError` on a malformed address or a number out of
+    range.
     """
 
     coordinator: str | None = None
@@ -53,14 +56,21 @@ class Hosts:
 
     @property
     def arrival(self) -> str:
-        """Return how the process has joined the others, in words."""
+        """The arrival of all processes in words, for error messages.
+
+        >>> Hosts(coordinator="10.0.0.1:1234", processes=2, process_id=0).arrival
+        'all 2 processes came to 10.0.0.1:1234 within 60 s'
+        """
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
 
 
 @contextlib.contextmanager
 def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
-    """This process as one of several; on the way out all of them leave together."""
+    """Join the other processes and yield the agreement with them; on the way out all processes leave together.
+
+    Without `hosts` it yields a `SingleProcess`. Raises `InputError` if the processes cannot join.
+    """
     if hosts is None:
         yield SingleProcess()
         return
@@ -76,13 +86,14 @@ def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
 
 
 def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
+    """Initialise `jax.distributed` and return the agreement with the other processes."""
     if hosts.coordinator:
         _check_coordinator(hosts.coordinator, hosts.process_id, hosts.timeout_s)
     import jax
     from jax._src.distributed import global_state  # the store with timeouts has no public name
 
     options: Any = jax.config
-    options.update("jax_enable_preemption_service", False)  # it catches SIGTERM and goes on
+    options.update("jax_enable_preemption_service", False)  # the service catches SIGTERM and goes on
     try:
         jax.distributed.initialize(
             hosts.coordinator,
@@ -99,6 +110,7 @@ def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
 
 
 def _leave() -> None:
+    """Shut `jax.distributed` down; errors are ignored, because the work is done."""
     import jax
 
     distributed: Any = jax.distributed

@@ -1,6 +1,6 @@
-"""Arrays and devices of several processes: each holds the shards on its own devices, and no others.
+"""Arrays and devices of several processes; each process has the shards on its own devices, and no others.
 
-With one process these are `jax.device_put`, `numpy.asarray` and the first devices.
+With one process these functions are `jax.device_put`, `numpy.asarray` and the first devices.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from executor.devices import Unavailable
 
 
 def put(tree: Any, shardings: Any) -> Any:
-    """Values, which every process has, where their shardings want them; trees of equal structure."""
+    """Place a tree of values, which every process has, according to a tree of shardings of equal structure."""
     if all(s.is_fully_addressable for s in jax.tree.leaves(shardings)):
         return jax.device_put(tree, shardings)
     return jax.tree.map(_place_own_shards, tree, shardings)
 
 
 def _place_own_shards(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Place one array; this process gives the shards on its own devices."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         placed: jax.Array = jax.device_put(x, sharding)
         return placed
@@ -30,7 +31,7 @@ def _place_own_shards(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def fetch(x: Any) -> np.ndarray[Any, Any]:
-    """The whole array in every process; where others hold parts of it, all of them must ask at the same time."""
+    """Return the whole array as numpy in every process; if it is distributed, every process must call this."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         from jax.experimental import multihost_utils
 
@@ -39,9 +40,9 @@ def fetch(x: Any) -> np.ndarray[Any, Any]:
 
 
 def share(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
-    """`wanted` devices, as many of each process as can be, process after process.
+    """Choose `count` devices, process after process and equally many of each; the first processes give the rest.
 
-    Raises `Unavailable` where there are too few, or a process would have none.
+    Raises `Unavailable` if there are too few devices, or if a process would have none.
     """
     owners = sorted({device.process_index for device in devices})
     if count < len(owners):
@@ -60,5 +61,5 @@ def share(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
 
 
 def lost_others(error: Exception) -> bool:
-    """Return whether this says that processes cannot reach each other, which is no plan's fault."""
+    """Return whether an error says that processes lost the connection to each other, so the plan is not to blame."""
     return "Gloo" in str(error)

@@ -73,6 +73,7 @@ class Blocks:
         return self._empty(self.q.shape[1], jnp.dtype("float32"))
 
     def _empty(self, T: int, dtype: jnp.dtype) -> SoftmaxSum:
+        """Return the state of T queries before any key, with its output in `dtype`."""
         B, _, K, M, H = self.q.shape
         top = jnp.full((B, K, M, T), MASKED_SCORE, jnp.float32)
         return SoftmaxSum(jnp.zeros((B, K, M, T, H), dtype), top, jnp.zeros_like(top))
@@ -107,6 +108,7 @@ class Blocks:
         return states
 
     def _key_block(self, keys: Keys) -> int:
+        """Return the number of keys per block; all keys for a decode step."""
         S = keys.positions.shape[1]
         return S if self.T == 1 else min(self.largest_block, S)
 
@@ -118,6 +120,7 @@ class Blocks:
 
     @property
     def _count(self) -> int:
+        """The number of blocks of queries."""
         return self.q.shape[1] // self.block
 
     def _query_block(self, i: Array) -> tuple[Array, Array]:
@@ -179,6 +182,7 @@ class Blocks:
         return SoftmaxSum(state.output * rescale[..., None] + output, top, state.total * rescale + weights.sum(-1))
 
     def _product(self, a: str, b: Names, out: str, x: Array, y: Array) -> Array:
+        """Compute an einsum of two arrays in the compute dtype, accumulated in float32."""
         x, y = x.astype(self.context.compute), y.astype(self.context.compute)
         return jnp.einsum(subscripts(a, b, out), x, y, preferred_element_type=jnp.float32)
 

@@ -15,7 +15,7 @@ from mesh.errors import InputError
 from strategies.notation import Axes, Tensor
 
 Array = jax.Array
-untyped: Any = lax  # its collectives have no types
+untyped: Any = lax  # the collectives of jax.lax have no types
 
 
 class SoftmaxState(NamedTuple):

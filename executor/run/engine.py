@@ -30,7 +30,7 @@ from strategies.layout import BoundLayout
 from strategies.models.models import Model
 from strategies.models.workload import Workload
 
-_Shape: Any = jax.ShapeDtypeStruct  # its constructor has no types
+_Shape: Any = jax.ShapeDtypeStruct  # the constructor of ShapeDtypeStruct has no types
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Engine:
 
     @cached_property
     def _model_step(self) -> ModelStep:
+        """The step that runs on each device under `shard_map`."""
         return ModelStep(self.model, self.components)
 
     @property
@@ -84,6 +85,7 @@ class Engine:
         return dict(put(self._padded(params), self.shardings(self.weights)))
 
     def _padded(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> Tree:
+        """Pad and cast every parameter to its stored shape and dtype."""
         return {
             component.name: {
                 name: s.padded(jnp.asarray(params[component.name][name]), _heads(component))
@@ -153,6 +155,7 @@ class Engine:
 
     @cached_property
     def _insert(self) -> Any:
+        """The jitted function that writes prompts into the caches, which are donated."""
         stored, shardings = self.caches, self.shardings(self.caches)
         contexts = {component.name: component.context for component in self.components}
         run = lambda cache, prompts, slots: insert_all(cache, prompts, slots, stored, contexts)  # noqa: E731
@@ -173,10 +176,12 @@ class Engine:
         return zigzag(T, max((self.vocab.context.count(s.inputs[0].axes("T")) for s in steps), default=1))
 
     def _put(self, tokens: ArrayLike, pos: ArrayLike) -> tuple[Array, Array]:
+        """Place tokens sharded and positions replicated."""
         positions = put(jnp.asarray(pos, jnp.int32), self.sharding(PartitionSpec()))
         return self._put_tokens(tokens), positions
 
     def _put_tokens(self, tokens: ArrayLike) -> Array:
+        """Place tokens as the embedding program wants its input."""
         sharding = self.sharding(spec(self.vocab.bodies[0].input))
         placed: Array = put(jnp.asarray(tokens, jnp.int32), sharding)
         return placed
@@ -201,6 +206,7 @@ class Engine:
         )
 
     def _jit(self, local: Callable[..., Any], logits: bool, inputs: tuple[Any, ...], donate: int | None = None) -> Any:
+        """Return the jitted `shard_map` of a step, compiled once for each step and choice of logits."""
         key = (local.__name__, logits)
         if key not in self._compiled:
             body = self.vocab.bodies[-1]
@@ -217,6 +223,7 @@ class Engine:
 
     @cached_property
     def _compiled(self) -> dict[Any, Any]:
+        """The jitted steps so far, by name and choice of logits."""
         return {}
 
     def abstract_arguments(self, T: int | None = None) -> tuple[Any, ...]:
@@ -233,6 +240,7 @@ class Engine:
         return params, _ints((B, T), tok), _ints((T,), replicated), _ints((B,), replicated)
 
     def _abstract(self, stored: Mapping[str, Mapping[str, Stored]]) -> Any:
+        """Return a tree of abstract arrays with shardings."""
         return {
             c: {n: _Shape(s.shape, s.dtype, sharding=self.sharding(s.spec)) for n, s in tree.items()}
             for c, tree in stored.items()
@@ -273,16 +281,20 @@ def engine_of(loaded: Loaded, mesh: Mesh, options: RunOptions | None = None) -> 
 
 
 def _heads(component: RunnableComponent) -> int:
+    """Return the number of KV heads of a component; 1 if it has none."""
     return int(component.component.dims.get("K", 1))
 
 
 def _specs(stored: Mapping[str, Mapping[str, Stored]]) -> Any:
+    """Return the PartitionSpec of each tensor of a tree."""
     return {c: {name: s.spec for name, s in tree.items()} for c, tree in stored.items()}
 
 
 def _is_spec(x: object) -> bool:
+    """Return whether a value is a PartitionSpec, which counts as a leaf of a tree."""
     return isinstance(x, jax.sharding.PartitionSpec)
 
 
 def _ints(shape: tuple[int, ...], sharding: NamedSharding) -> Any:
+    """Return an abstract int32 array with a sharding."""
     return _Shape(shape, jnp.int32, sharding=sharding)

@@ -16,7 +16,7 @@ from executor.run.context import Context, Value
 from executor.run.steps import STEPS
 from strategies.notation import Program, Step, Tensor
 
-PartitionSpec: Any = _PartitionSpec  # its constructor has no types
+PartitionSpec: Any = _PartitionSpec  # the constructor of PartitionSpec has no types
 
 
 def interpret(program: Program, values: Mapping[str, Value], context: Context) -> dict[str, Value]:
@@ -36,6 +36,7 @@ def interpret(program: Program, values: Mapping[str, Value], context: Context) -
 
 
 def _run(step: Step, values: Mapping[str, Value], context: Context) -> tuple[Value, ...]:
+    """Run one step; an error gets a note that names the step."""
     try:
         return STEPS[step.op](step, context, tuple(_read(t, values, context) for t in step.inputs))
     except Exception as error:
@@ -52,6 +53,7 @@ def failed_step(error: BaseException) -> str | None:
 
 
 def _read(tensor: Tensor, values: Mapping[str, Value], context: Context) -> Value:
+    """Return a step's input: a value of the program, or this device's shard of a replicated array."""
     if tensor.name in context.replicated:
         return context.shard(context.replicated[tensor.name], tensor)
     return values[tensor.name]

@@ -47,13 +47,13 @@ class ModelStep:
             R, cache, _ = self._layers(number, group, params, cache, R, replicated)
         return (*self._unembed(logits, params, R, replicated), cache)
 
-    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
+    def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, lengths: Array) -> tuple[Any, ...]:
         """Run a prefill step and return (next tokens, logits or None, the prompts' caches).
 
         `tok`: this device's shard of the prompts `[B, T]`. `positions`: the position of each token, `[T]`, in the order
-        in which T is stored. `ends`: the lengths of the prompts, `[B]`. Both are replicated.
+        in which T is stored. `lengths`: the lengths of the prompts, `[B]`. Both are replicated.
         """
-        replicated = {"pos": jnp.broadcast_to(positions, (ends.shape[0], positions.shape[0])), "lengths": ends}
+        replicated = {"pos": jnp.broadcast_to(positions, (lengths.shape[0], positions.shape[0])), "lengths": lengths}
         R = self._embed(params, tok, replicated)
         new_caches: list[Tree] = []
         for number, group in enumerate(self.model.groups):
@@ -62,12 +62,14 @@ class ModelStep:
         return (*self._unembed(logits, params, R, replicated), _joined(new_caches))
 
     def _embed(self, params: Tree, tok: Array, replicated: Mapping[str, Array]) -> Array:
+        """Embed tokens and return the residual stream."""
         context = replace(self.vocab.context, replicated=replicated)
         return _chain((self.vocab.bodies[0], *self.vocab.leave), tok, params["vocab"], context)
 
     def _unembed(
         self, logits: bool, params: Tree, R: Array, replicated: Mapping[str, Array]
     ) -> tuple[Array, Array | None]:
+        """Return the next tokens and, if asked for, the logits of the residual stream."""
         context = replace(self.vocab.context, replicated=replicated)
         arguments = {"Um": params["vocab"]["Em"]} | params["vocab"] | {"g": params["vocab"]["norm"]}
         body = self.vocab.bodies[-1]
@@ -82,12 +84,12 @@ class ModelStep:
     ) -> tuple[Array, Tree, Tree]:
         """Run a layer group and return the residual, the updated caches, and the new caches of prompts, stacked."""
         components = [u for u in self.components if number in u.component.groups]
-        components.sort(
-            key=lambda u: u.component.kind != "attention"
-        )  # components come in the order of their first groups
+        # the layout lists components by their first groups, and a layer starts with its attention
+        components.sort(key=lambda c: c.component.kind != "attention")
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in components}
 
         def layer(carry: tuple[Array, Tree], layer_number: Array) -> tuple[tuple[Array, Tree], Tree]:
+            """Run layer `layer_number` of the group; the scan carries the residual and the caches."""
             R, cache, new_caches = carry[0], dict(carry[1]), {}
             for component in components:
                 context = replace(component.context, replicated=replicated)

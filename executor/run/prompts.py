@@ -90,6 +90,7 @@ def _insert(
     order, slot = jnp.argsort(prompts.positions), stored_slots(stored, context)
 
     def insert_one(i: Array, x: Array) -> Array:
+        """Write prompt i into row `places[i]`."""
         positions = last_written(slot, prompts.lengths[i] - 1, slot.shape[0])
         entry = lax.dynamic_slice_in_dim(prompt_cache, i, 1, B)
         entry = jnp.take(entry, order[jnp.maximum(positions, 0)], axis=S, mode="clip").astype(x.dtype)

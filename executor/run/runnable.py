@@ -160,6 +160,7 @@ class _Maker:
     def runnable_component(
         self, component: Component, bound: Sequence[Bound], sequence: str | None
     ) -> RunnableComponent:
+        """Build one component from its bound programs."""
         parts = {side: tuple(b.program for b in bound if b.part == side) for side in ("entry", "body", "exit")}
         sizes: dict[str, int] = {}
         for b in bound:
@@ -172,6 +173,8 @@ class _Maker:
         return replace(runnable, weights=self._weights(runnable), caches=self._caches(runnable))
 
     def _fit(self, bound: Bound) -> PaddedSizes:
+        """Pad the dims of a bound program to the mesh, or raise `LayoutError` if one does not divide."""
+
         def shards(letters: Axes) -> Any:
             names = [n for i, n in enumerate(self.layout.names) for m in letters if int(bound.masks[m][0, 0]) >> i & 1]
             return np.array([[prod(self.axes[name] for name in names)]])
@@ -184,6 +187,7 @@ class _Maker:
         return fitted
 
     def _context(self, component: Component, sizes: Mapping[str, int], sequence: str) -> Context:
+        """Return the context in which the programs of a component run."""
         dtypes, options = self.work.dtypes, self.options
         activations = dtype_of(dtypes.activations)
         attention = self.model.groups[component.groups[0]].attention if component.groups else None
@@ -202,6 +206,7 @@ class _Maker:
         )
 
     def _weights(self, component: RunnableComponent) -> dict[str, Stored]:
+        """Return the weights of a component by name; the norm of the input is called `norm`."""
         stored = {}
         for program in (*component.entry, *component.bodies):
             for t in program.arguments:
@@ -214,10 +219,12 @@ class _Maker:
         return stored
 
     def _caches(self, component: RunnableComponent) -> dict[str, Stored]:
+        """Return the caches that a component's programs write, by name."""
         types = {name: t for p in component.bodies for name, t in results(p).items() if name in p.cache}
         return {name: self._stored(component, t, self.work.dtypes.kv) for name, t in types.items()}
 
     def _stored(self, component: RunnableComponent, t: Tensor, dtype: str) -> Stored:
+        """Return how a tensor is stored: stacked over layers, before and after padding."""
         sizes, dims = component.context.sizes, component.component.dims
         lead = (component.component.times,) if component.component.groups else ()
         real = tuple(int(dims.get(d, sizes[d])) for d in t.names)

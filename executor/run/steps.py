@@ -80,9 +80,9 @@ def _join(arrays: Sequence[Array]) -> Array:
 
 def _columns(shapes: Sequence[Sequence[int]]) -> int:
     """Return a number of columns that divides all shapes; the lanes of one tile if the rows would not fill tiles."""
-    columns, narrow = gcd(*(s[-1] for s in shapes)), gcd(LANES, *(prod(s) for s in shapes))
-    few = min(prod(s) // columns for s in shapes) < ROWS
-    return LANES if few and narrow == LANES else columns
+    columns, lanes = gcd(*(s[-1] for s in shapes)), gcd(LANES, *(prod(s) for s in shapes))
+    has_few_rows = min(prod(s) // columns for s in shapes) < ROWS
+    return LANES if has_few_rows and lanes == LANES else columns
 
 
 def _split_parts(joined: Array, sizes: Sequence[int]) -> list[Array]:
@@ -166,6 +166,7 @@ def all_to_all(step: Step, context: Context, values: Values) -> Values:
 
 
 def _swaps(step: Step) -> list[tuple[Tensor, Tensor]]:
+    """Return the (input, output) types of a step in pairs."""
     return list(zip(step.inputs, step.outputs, strict=True))
 
 
@@ -202,6 +203,7 @@ def merge(step: Step, context: Context, values: Values) -> Values:
 
 
 def _map_value(value: Value, change: Callable[[Array], Array]) -> Value:
+    """Apply a change of shape to an array, or to every array of a softmax state."""
     if isinstance(value, SoftmaxState):
         return SoftmaxState(*(change(x) for x in value))
     return change(array_of(value))
@@ -230,6 +232,7 @@ def swiglu(step: Step, context: Context, values: Values) -> Values:
 
 
 def _activations(x: Array, context: Context) -> Array:
+    """Cast an array to the dtype of activations."""
     return x.astype(context.activations)
 
 
@@ -283,8 +286,8 @@ def rope(step: Step, context: Context, values: Values) -> Values:
     """Apply the rotary embedding: rotate each pair (i, i + H/2) by position * theta^(-2i/H), in float32."""
     x, pos = arrays_of(values)
     names, half = step.inputs[0].names, x.shape[-1] // 2
-    where = [x.shape[n] if d in step.inputs[1].names else 1 for n, d in enumerate(names[:-1])]
-    angles = float32(pos).reshape(*where, 1) * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    token_dims = [x.shape[n] if d in step.inputs[1].names else 1 for n, d in enumerate(names[:-1])]
+    angles = float32(pos).reshape(*token_dims, 1) * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     left, right = float32(x[..., :half]), float32(x[..., half:])
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return (_activations(jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1), context),)

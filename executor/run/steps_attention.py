@@ -41,6 +41,7 @@ def append(step: Step, context: Context, values: Values) -> Values:
     thin = [len(layer_index) + d for d, n in enumerate(entries.shape) if d > S and n == 1]
 
     def write(number: Array, cache_array: Array) -> Array:
+        """Write piece `number` of the entries into the cache."""
         indices = dict(zip(looped, jnp.unravel_index(number, tuple(looped.values())), strict=True))
         start = [indices.get(d, jnp.int32(0)) for d in range(len(names))]
         piece = lax.dynamic_slice(entries, start, [1 if d in looped else n for d, n in enumerate(entries.shape)])
@@ -124,6 +125,7 @@ def _result(state: SoftmaxSum, names: Names, with_statistics: bool) -> Value:
 
 
 def _ordered(x: Array, dims: str, names: Names) -> Array:
+    """Transpose an array from dims `dims` to `names`; T is dropped if `names` lacks it."""
     if "T" not in names:
         x, dims = x.squeeze(dims.index("T")), dims.replace("T", "")
     return x.transpose([dims.index(d) for d in names])
@@ -143,6 +145,7 @@ def ring_attend(step: Step, context: Context, values: Values) -> Values:
     pos_all = context.cut(context.replicated["pos"], 0, keys.axes("B"))
 
     def attend_to(state: SoftmaxSum, keys_and_values: Array, hop: Array | int) -> SoftmaxSum:
+        """Attend to the keys that have arrived after `hop` hops."""
         shard = _place_on_ring((context.index(ring) - hop) % n, ring, keys.axes("S"), context)
         size = keys_and_values.shape[1 + keys.names.index("S")]
         return blocks.attend(
@@ -151,6 +154,7 @@ def ring_attend(step: Step, context: Context, values: Values) -> Values:
         )
 
     def next_hop(carry: tuple[SoftmaxSum, Array], hop: Array) -> tuple[tuple[SoftmaxSum, Array], None]:
+        """Pass keys and values on to the next device of the ring and attend to those received."""
         state, keys_and_values = carry
         keys_and_values = untyped.ppermute(keys_and_values, ring, [(i, (i + 1) % n) for i in range(n)])
         return (attend_to(state, keys_and_values, hop), keys_and_values), None

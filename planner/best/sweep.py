@@ -38,9 +38,9 @@ class Sweep:
         second search, for the runners-up.
         """
         proved_by = proved(self.solver) if self.solver else EXHAUSTIVE
-        found = self.results.values()
+        results = self.results.values()
         return covered(
-            found, started, INTERRUPTED if self.interrupted and not self.solver else proved_by, searched, again
+            results, started, INTERRUPTED if self.interrupted and not self.solver else proved_by, searched, again
         )
 
 

@@ -114,10 +114,10 @@ def sensitivity(
     if not LEAST_SWING <= swing < 1:
         raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")
     path = Path(file)
-    found = read_plan(path)
-    if not found.plans:
+    plan_file = read_plan(path)
+    if not plan_file.plans:
         raise InputError(f"the plan file '{path}' holds no plan; expected one, as `meshwright plan` writes it")
-    plan = pick_plan(found, path, pick)
+    plan = pick_plan(plan_file, path, pick)
     read = programs_of(programs)
     fixed = fixed_roles(fix)
     subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)

@@ -85,20 +85,20 @@ def row(case: Case) -> tuple[str, str, list[str]]:
     facts = packed(compile_plan(plan))
     seconds, level = time.process_time() - start, judge(facts, "manual")
     wrong = [f"{f.what}: promised {f.promised}, found {f.found}" for f in level.findings]
-    if not isinstance(facts.made, Compiled):
-        return f"{first} does not fit: {facts.made} | | | | | |", level.status, wrong
-    return f"{first} {_cells(facts, facts.made, level.status)} | {seconds:.1f} |", level.status, wrong
+    if not isinstance(facts.compiled, Compiled):
+        return f"{first} does not fit: {facts.compiled} | | | | | |", level.status, wrong
+    return f"{first} {_cells(facts, facts.compiled, level.status)} | {seconds:.1f} |", level.status, wrong
 
 
-def _cells(facts: Facts, made: Compiled, verdict: str) -> str:
-    comparison, memory = facts.comparison(made), facts.plan.memory
+def _cells(facts: Facts, compiled: Compiled, verdict: str) -> str:
+    comparison, memory = facts.comparison(compiled), facts.plan.memory
     kinds = {r.kind for r in comparison.rewrites}
     extra = sum(r.extra_bytes for r in comparison.rewrites) / 1e6
     return " | ".join(
         (
-            f"{facts.stored_bytes / 1e9:.4f} -> {made.argument_bytes / 1e9:.4f}",
-            f"{memory.total_bytes / 1e9:.4f} -> {made.total_bytes / 1e9:.4f}",
-            f"{memory.activation_bytes / 1e9:.4f} -> {made.temp_bytes / 1e9:.4f}",
+            f"{facts.stored_bytes / 1e9:.4f} -> {compiled.argument_bytes / 1e9:.4f}",
+            f"{memory.total_bytes / 1e9:.4f} -> {compiled.total_bytes / 1e9:.4f}",
+            f"{memory.activation_bytes / 1e9:.4f} -> {compiled.temp_bytes / 1e9:.4f}",
             f"{', '.join(sorted(kinds))} ({extra:+.1f})" if kinds else "none",
             f"{len(comparison.differences)}; {verdict}",
         )
