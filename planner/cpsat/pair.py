@@ -84,6 +84,7 @@ class _Best:
 
     @property
     def cost_s(self) -> float:
+        """Seconds of the slice per request, summed over both phases."""
         return sum(half.cost_s for half in self.phases)
 
 

@@ -217,8 +217,8 @@ class _Model:
 
     def bound_s(self, ended: Ended) -> float:
         """Return a lower bound of the seconds: the solver's less the rounding, or the least of the blocks."""
-        least = min(b.least_s for b in self.blocks)
-        return max(least, (ended.bound - self.parts) / self.scale.factor) if isfinite(ended.bound) else least
+        least_s = min(b.least_s for b in self.blocks)
+        return max(least_s, (ended.bound - self.parts) / self.scale.factor) if isfinite(ended.bound) else least_s
 
 
 def _most_bytes(blocks: Sequence[Block], usable: float) -> float:

@@ -90,6 +90,7 @@ class _Hiding:
     spare_s: float = 0.0
 
     def seconds(self, prefetch_s: float) -> float:
+        """Return the hidden seconds of all layers."""
         return self.layers * float(overlapped_s(self.roof_s, self.behind_s, self.wait_s, self.spare_s, prefetch_s))
 
 

@@ -159,7 +159,11 @@ def lower_bound_s(layout: BoundLayout, bound: Sequence[Bound], slice_: Slice, fa
 
 
 def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float) -> Cost:
-    """Return the sums over the steps; `bound_by` is the bound under which most of the seconds fall."""
+    """Return the sums over the steps; `bound_by` is the bound under which most of the seconds fall.
+
+    The lower bound and the hidden seconds are passed in; `step_s` is the sum of the larger of FLOPs and HBM time of
+    each step and of all collectives, minus `hidden_s`, and `upper_bound_s` is the plain sum of all terms.
+    """
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
     ici_s = sum(s.layers * s.ici_s for s in steps)

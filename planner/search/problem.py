@@ -181,7 +181,10 @@ def layout_key(choice: Choice, problem: Problem) -> object:
 
 
 def distinct(choices: list[Choice], problem: Problem, top: int) -> list[Choice]:
-    """Return the best choice of each layout, best first, and at most `top` of them."""
+    """Return the best choice of each layout, best first, and at most `top` of them.
+
+    Candidates that are the same layout differ only in the residual or the vocabulary's layout, see `layout_key`.
+    """
     best: dict[object, Choice] = {}
     for choice in sorted(choices, key=order_key):
         best.setdefault(layout_key(choice, problem), choice)

@@ -101,12 +101,12 @@ def _columns_within_memory(mesh_search: MeshSearch, result: SearchResult) -> lis
         for column, (batch, _) in enumerate(mesh_search.pairs)
         if not result.choices[batch] and (no_choices or stored[column] <= usable)
     ]
-    least = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
+    least_bytes = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
     if no_choices:
-        for column, nbytes in least.items():
+        for column, nbytes in least_bytes.items():
             batch = mesh_search.pairs[column][0]
             result.least_bytes[batch] = min(nbytes, result.least_bytes.get(batch, np.inf))
-    return [c for c in range(len(mesh_search.pairs)) if least.get(c, stored[c]) <= usable]
+    return [c for c in range(len(mesh_search.pairs)) if least_bytes.get(c, stored[c]) <= usable]
 
 
 def mesh_search_of(
