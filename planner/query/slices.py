@@ -37,10 +37,10 @@ def chosen_slices(
     for chip in dict.fromkeys(chips):
         slices += _slices_of_chip(chip, counts, chip_file, most_chips)
     if not slices and chips:
-        range_words = f" and {range_text(counts)} chips contradict each other" if counts else ""
+        limits = f" and {range_text(counts)} chips contradict each other" if counts else ""
         raise InputError(
-            f"max_chips {most_chips}{range_words}: no slice of {', '.join(chips)} is within {'range_words' if range_words else 'that'}; "
-            f"expected more chips at most{', or a range of fewer' if range_words else ''}",
+            f"max_chips {most_chips}{limits}: no slice of {', '.join(chips)} is within {'both' if limits else 'that'}; "
+            f"expected more chips at most{', or a range of fewer' if limits else ''}",
             "max_chips",
         )
     if not slices:
