@@ -26,6 +26,10 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
     `plans` has the best layout of every slice and batch that meets the targets (if any layout of it does, the best
     does); with `per_slice` the best batch of every slice. The runners-up (`top` in all) of the best of these are added.
     Raises `NothingFits` where no layout fits or meets the targets, and `InputError` on bad input.
+
+    The search's numbers are not trusted: each shown layout is priced again by the plain cost function
+    (`price_candidate`), and a difference raises `RuntimeError`. With `num_slices` above 1 the plans are of one slice,
+    and their throughput of all.
     """
     query.check_targets()
     started = time.perf_counter()

@@ -70,6 +70,9 @@ def sweep(query: Query, progress: Progress = silent) -> Sweep:
     """Search every slice and batch of the query, by slice and then batch.
 
     An interrupt ends it with the results so far; where there are none, `KeyboardInterrupt` is raised.
+
+    Slices are searched in `query.workers` processes, the largest searches first; the result does not depend on their
+    number. With the solver "cp-sat" each slice and batch is solved instead (`sweep_coupled`).
     """
     if query.solver == CP_SAT:
         from planner.best.cpsat_sweep import sweep_coupled

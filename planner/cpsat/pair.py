@@ -156,6 +156,8 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     """Raise `RuntimeError` unless the plans store the weights alike and fit on one slice.
 
     With `cache="equal"` the caches must be stored alike, too.
+
+    The norms' vectors are not compared. Bytes may exceed the usable HBM by the relative `SLACK` only.
     """
     for name, spec in decode.specs.items():
         short = name.rpartition("/")[2]

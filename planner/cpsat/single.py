@@ -39,6 +39,9 @@ def solve_batch(
 
     `seconds` limits the wall time of the solver. The choice is None where nothing fits or nothing was found in time.
     Raises `RuntimeError` where the solver's answer contradicts the tables.
+
+    The exhaustive reduction (`reduce_blocks`) first gives blocks and a known layout, which starts the solver. The proof
+    has the solver's status, objective, bound and gap, and its wall time.
     """
     reduced = reduce_blocks(searches, batch, cutoff)
     if not reduced.blocks:

@@ -83,6 +83,8 @@ def make_fits(query: Query, progress: Progress = silent) -> Fits:
     """Find the largest batch at the query's context and the largest context at its one batch, on each of its slices.
 
     An interrupt keeps the slices so far; where there are none, `KeyboardInterrupt` is raised.
+
+    The batch is searched from 1 to `LARGEST_BATCH` sequences, the context from 1 to `LARGEST_CONTEXT` tokens.
     """
     query = replace(query, slices=in_order(query.slices))
     rows: list[SliceFits] = []

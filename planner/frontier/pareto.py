@@ -26,6 +26,9 @@ def make_frontier(query: Query, progress: Progress = silent) -> PlanFile:
     """Search every slice and batch, and return the candidates that meet the targets and are not dominated, by latency.
 
     An interrupt gives the frontier of the results so far. Raises `NothingFits` where nothing fits or meets the targets.
+
+    A candidate dominates another that is no better in step seconds, tokens/s per chip and, with prices, dollars per
+    million tokens. `Frontier.points` has one point per plan.
     """
     query.check_targets()
     query = replace(query, slices=in_order(query.slices))

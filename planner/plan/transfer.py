@@ -173,6 +173,8 @@ def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> f
     """Return the seconds of an AllGather over these pieces of the torus.
 
     Where they do not form a group, it runs over one piece after the other.
+
+    `gathered_bytes` is the size of the gathered array on each device. The result is 0 without pieces or bytes.
     """
     if not pieces or gathered_bytes == 0:
         return 0.0
@@ -187,6 +189,8 @@ def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> flo
     """Return the seconds of an AllToAll over whole axes in which each device receives `received_bytes`.
 
     A device receives V (n-1)/n^2 of its V bytes.
+
+    The result is 0 on one device or without bytes.
     """
     n = prod(piece.size for piece in pieces)
     if n == 1 or received_bytes == 0:

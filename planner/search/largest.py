@@ -119,7 +119,11 @@ def _cuts_exactly(component: Component) -> bool:
 
 
 def largest(devices: int, limit: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
-    """Return the largest number from 1 to `limit` that fits, or None; the module docstring explains `key`."""
+    """Return the largest number from 1 to `limit` that fits, or None; the module docstring explains `key`.
+
+    `probe` returns the need of a number and `key` the cuts that it admits; `usable_bytes` only guides the guesses. The
+    largest multiple of `devices` that fits is found first, then larger numbers of each key, below the next multiple.
+    """
     search = _Probes(probe, key, usable_bytes)
     base = search.last(range(devices, limit + 1, devices), 0)
     classes = defaultdict[Key, list[int]](list)

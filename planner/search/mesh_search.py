@@ -25,6 +25,10 @@ class MeshSearch:
     `pairs` are the (batch, padded batch) columns, `batches` [1, columns] their padded batches. `state` has the states
     of the residual stream; `residual_bytes` [residuals, columns] includes the norms' vectors. Reshards are priced on
     first use, unless they are passed.
+
+    Throughout, `i` numbers a component, `state` a state of the residual, `residual` its residual and `column` a
+    (batch, padded batch) pair. A layout costs the sum of its components' seconds; its bytes are the sum of their stored
+    bytes, the largest of their working sets, and those of the residual.
     """
 
     def __init__(
@@ -97,6 +101,9 @@ class MeshSearch:
         """Return the seconds [rows] of all layers of component i under a residual, with its reshards.
 
         They are infinite where a row cannot run.
+
+        A row takes max(hops_hidden_s + v, reads_full_s + w) per layer, where v and w are those sums of the reshards;
+        see `planner.search.component_rows`.
         """
         component_rows, boundary = self.components[i], self.components[i].boundary[rows]
         hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
@@ -159,7 +166,11 @@ class MeshSearch:
                 result.reject(component_rows.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, choices: list[Choice]) -> None:
-        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order."""
+        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order.
+
+        States are taken in the order of a lower bound of their seconds, and the search of the column ends at the first
+        state whose bound exceeds the seconds of the `top`-th choice.
+        """
         best_of_layout: dict[object, Choice] = {layout_key(c, self.problem): c for c in choices}
         for least_s, state in self.states_in_order(column):
             worst = worst_of(best_of_layout.values(), top)

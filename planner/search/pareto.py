@@ -159,6 +159,9 @@ def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int
 
     Components are joined one at a time. A combination that cannot end within `worst` seconds, or that `top` others
     dominate, is dropped.
+
+    `worst` is a limit in seconds and `usable` in bytes per device. Seconds and stored bytes of a combination are sums,
+    its peak bytes the largest of its rows'.
     """
     joint = StateRows(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)

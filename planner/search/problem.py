@@ -93,6 +93,9 @@ def make_problem(query: Query, slice_: Slice) -> Problem:
     """Return the search problem of one slice.
 
     Raises `InputError` where the query fixes a component, axis or role that the model or the slice does not have.
+
+    The components, their programs and the speeds follow from the query's model, workload and programs; `usable_bytes`
+    is the chip's usable HBM per device.
     """
     parts = components(query.model, query.work, query.programs)
     fast = speeds(slice_.chip, query.work.dtypes)

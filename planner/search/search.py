@@ -49,6 +49,10 @@ def search(problem: Problem, top: int) -> SearchResult:
 
     An interrupt (Ctrl-C) ends the search with the best layouts so far and `interrupted` set; where there are none yet,
     `KeyboardInterrupt` is raised.
+
+    Each mesh is searched in turn: tables of all components, then pruning by the seconds of the best choices so far,
+    then the join under each state of the residual. Where there are coarser meshes, they are searched first,
+    to make that pruning tight.
     """
     result = _seeded(problem, top)
     try:

@@ -111,6 +111,9 @@ def sensitivity(
 
     `fix`, `programs`, `cuts` and `chip_file` must be those with which the plan was made. Constants are those of the
     plan. Raises `InputError` on bad input, and where the file's layout does not fit its model and slice.
+
+    Each number is multiplied by 1 - `swing` and 1 + `swing`; the default is 20%. For each, the layout is searched again
+    on the plan's slice and batch, and the plan's own layout is priced again.
     """
     if not LEAST_SWING <= swing < 1:
         raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")

@@ -130,6 +130,9 @@ def disaggregated(steps: PhaseTimes, moved: Transfer, prefill_slices: int, decod
     in the mean, D at worst) and for its own; with p > 1 also until p prompts are there. Decode steps stop to gather
     copies of a cache instead of for prefills. Requests per second are those of the slower phase, see `prefill_rate` and
     `decode_rate`. Transfers go on behind the next prefill and behind decode steps.
+
+    `moved` is the transfer of one prefill batch, see `planner.plan.transfer`. `prefill_busy` and `decode_busy` are the
+    request rate as a share of each phase's own.
     """
     decoding = _continuous(steps, moved.copies_s, moved.copies_s, 0.0)
     rates = prefill_slices * prefill_rate(steps, moved), decode_slices * decode_rate(steps, moved)
