@@ -117,6 +117,8 @@ def _order(point: Point) -> tuple[object, ...]:
 
 def _best_of(point: Point, points: Sequence[Point]) -> tuple[str, ...]:
     """Return the objectives of which no point has a better value."""
-    least = [min(column) for column in zip(*map(values_of, points), strict=True)]
+    least_values = [min(column) for column in zip(*map(values_of, points), strict=True)]
     names = (LATENCY, THROUGHPUT, *([COST] if point.dollars_per_million_tokens is not None else []))
-    return tuple(name for name, value, best in zip(names, values_of(point), least, strict=False) if value == best)
+    return tuple(
+        name for name, value, best in zip(names, values_of(point), least_values, strict=False) if value == best
+    )
