@@ -45,7 +45,7 @@ class PlanOptions(QueryOptions, total=False):
 
     objective: "throughput" (tokens per second and chip), "latency" (seconds of a step) or "cost" (needs `prices`).
     top: how many plans of the best one's slice and batch, itself included.
-    num_slices: equal slices joined by DCN, over which each batch is cut (data parallel).
+    num_slices: equal slices connected by DCN, over which each batch is cut (data parallel).
     solver: "exhaustive", or "cp-sat": the best of each slice and batch proved by CP-SAT, without runners-up.
     solver_seconds: the limit of each such proof; None: no limit.
     """
@@ -111,8 +111,8 @@ def pareto(
     from planner.frontier.pareto import make_frontier
 
     auto: QueryOptions = {"batch": "auto"}
-    asked = _query(model, slices, options, lambda named: query_of(named, slices, auto | options))
-    return make_frontier(asked, progress)
+    full_query = _query(model, slices, options, lambda named: query_of(named, slices, auto | options))
+    return make_frontier(full_query, progress)
 
 
 def fits(
@@ -124,9 +124,9 @@ def fits(
     """
     from planner.fits.fits import make_fits
 
-    one: QueryOptions = {"batch": 1}
-    asked = _query(model, slices, options, lambda named: query_of(named, slices, one | options))
-    return make_fits(asked, progress)
+    defaults: QueryOptions = {"batch": 1}
+    full_query = _query(model, slices, options, lambda named: query_of(named, slices, defaults | options))
+    return make_fits(full_query, progress)
 
 
 class ServeOptions(SearchOptions, total=False):
@@ -178,8 +178,10 @@ def serve(
         solver_seconds=keywords.pop("solver_seconds", None),
     )
     modes = MODES if serving is None else tuple(dict.fromkeys(serving))
-    asked = ServeQuery(query=query, input=input_tokens, output=output_tokens, prefill_batches=prompts, modes=modes)
-    return make_serving(asked, progress)
+    serve_query = ServeQuery(
+        query=query, input=input_tokens, output=output_tokens, prefill_batches=prompts, modes=modes
+    )
+    return make_serving(serve_query, progress)
 
 
 class FleetOptions(SearchOptions, total=False):

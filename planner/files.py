@@ -40,11 +40,13 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _cannot(path: Path, error: Exception) -> InputError:
+    """Return the error for a path that cannot be written."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(f"cannot write '{path}': {reason}; expected a file in a folder that can be written")
 
 
 def _replace(target: Path, data: bytes) -> None:
+    """Write a temporary file and let it replace the target."""
     if target.is_dir():
         raise IsADirectoryError(None, "it is a folder")
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)

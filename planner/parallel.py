@@ -82,6 +82,7 @@ def _processes(workers: int | None) -> int:
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
+    """Return a pool of forked processes that ignore interrupts."""
     context = multiprocessing.get_context("fork")  # what is imported and cached is there at once
     return ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts)
 

@@ -54,7 +54,7 @@ def _sentence(
     sentence = f"no plan meets {words[0]}" if not others else f"no plan meets {' and '.join(words)} together"
     suffix = f"; with {' and '.join(words[:-1])} the nearest has" if others else "; the nearest has"
     value = last.value(best)
-    assert value is not None  # of the query's phase, which `Query.check_targets` has seen to
+    assert value is not None  # the query's phase has the figure, as `Query.check_targets` has checked
     return f"{sentence}{suffix} {last.figure(value)} ({best.slice_.name}, batch {best.choice.batch})"
 
 
@@ -62,13 +62,13 @@ def nothing_fits(query: Query, results: Mapping[str, SearchResult], covered: Sea
     """Return the error where no layout fits, about the query's largest slice and smallest batch."""
     slice_ = max(query.slices, key=lambda s: (s.chips, s.name))
     batch = min(query.work.batches)
-    least = results[slice_.name].least_bytes.get(batch)
+    least_bytes = results[slice_.name].least_bytes.get(batch)
     usable = slice_.chip.usable_hbm_bytes_per_device
-    if least is None:
+    if least_bytes is None:
         why = f"no layout of {query.model.name} divides over {slice_.name} at batch {batch}"
     else:
         why = (
-            f"{query.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least / 1e9:.2f} GB "
+            f"{query.model.name} does not fit on {slice_.name}: at batch {batch} it needs {least_bytes / 1e9:.2f} GB "
             f"per device at the least, and {usable / 1e9:.2f} GB are usable"
         )
     return NothingFits(why, rejected(results), _smallest(query, slice_, batch), covered)

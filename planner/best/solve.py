@@ -26,6 +26,10 @@ def make_plan(query: Query, progress: Progress = silent) -> PlanFile:
     `plans` has the best layout of every slice and batch that meets the targets (if any layout of it does, the best
     does); with `per_slice` the best batch of every slice. The runners-up (`top` in all) of the best of these are added.
     Raises `NothingFits` where no layout fits or meets the targets, and `InputError` on bad input.
+
+    The search's numbers are not trusted: each shown layout is priced again by the plain cost function
+    (`price_candidate`), and a difference raises `RuntimeError`. With `num_slices` above 1 the plans are of one slice,
+    and their throughput of all.
     """
     query.check_targets()
     started = time.perf_counter()
@@ -67,9 +71,11 @@ def _ranked(
     """Return candidates with their plans, the first one's runners-up among them, a note, and the second search."""
 
     def priced(candidates: Sequence[Candidate]) -> list[tuple[Candidate, Plan]]:
+        """Return the candidates with their plans."""
         return [(c, price_candidate(c, query)) for c in candidates]
 
     def note(best: Candidate, plan: Plan) -> str | None:
+        """Return the note on the KV cache of the best plan."""
         return cache_note(best.problem, query.model, query.programs, best.choice, plan)
 
     if top == 1 or query.solver != EXHAUSTIVE:
@@ -81,11 +87,11 @@ def _ranked(
     with meanwhile(_search, (problem, top), query.workers) as runners_up:
         plans = priced(bests)
         best_note = note(*plans[0])
-        again = runners_up()
-    runners = [Candidate(best.slice_, problem, c) for c in again.choices[best.choice.batch]]
+        second_search = runners_up()
+    runners = [Candidate(best.slice_, problem, c) for c in second_search.choices[best.choice.batch]]
     ranked = sorted((*priced(runners), *plans[1:]), key=lambda pair: _rank(pair[0], query))
-    unchanged = ranked[0][1].layouts == plans[0][1].layouts  # of equals the search of more may put another one first
-    return ranked, best_note if unchanged else note(*ranked[0]), again
+    unchanged = ranked[0][1].layouts == plans[0][1].layouts  # a search for more may put another one of equals first
+    return ranked, best_note if unchanged else note(*ranked[0]), second_search
 
 
 def _search(problem_and_top: tuple[Problem, int]) -> SearchResult:

@@ -31,16 +31,20 @@ class Sweep:
     solver: Solver | None = None
     interrupted: bool = False
 
-    def covered(self, started: float, searched: float, again: SearchResult | None = None) -> Search:
+    def covered(self, started: float, searched: float, second_search: SearchResult | None = None) -> Search:
         """Describe the search, as the plan file states it.
 
-        `started` and `searched` are `time.perf_counter()` at the start and when the search was over; `again` is a
-        second search, for the runners-up.
+        `started` and `searched` are `time.perf_counter()` at the start and when the search was over; `second_search` is
+        that for the runners-up.
         """
         proved_by = proved(self.solver) if self.solver else EXHAUSTIVE
         results = self.results.values()
         return covered(
-            results, started, INTERRUPTED if self.interrupted and not self.solver else proved_by, searched, again
+            results,
+            started,
+            INTERRUPTED if self.interrupted and not self.solver else proved_by,
+            searched,
+            second_search,
         )
 
 
@@ -49,7 +53,7 @@ def covered(
     started: float,
     proved_by: str,
     searched: float | None = None,
-    again: SearchResult | None = None,
+    second_search: SearchResult | None = None,
 ) -> Search:
     """Describe what searches covered, as the plan file states it.
 
@@ -59,7 +63,7 @@ def covered(
     evaluations = sum(result.evaluations for result in results)
     return Search(
         candidates=sum(result.candidates for result in results),
-        evaluations=evaluations + (again.evaluations if again else 0),
+        evaluations=evaluations + (second_search.evaluations if second_search else 0),
         wall_s=time.perf_counter() - started,
         proved_optimal=proved_by,
         evaluations_per_s=0.0 if searched is None else evaluations / max(searched - started, 1e-9),
@@ -70,6 +74,9 @@ def sweep(query: Query, progress: Progress = silent) -> Sweep:
     """Search every slice and batch of the query, by slice and then batch.
 
     An interrupt ends it with the results so far; where there are none, `KeyboardInterrupt` is raised.
+
+    Slices are searched in `query.workers` processes, the largest searches first; the result does not depend on their
+    number. With the solver "cp-sat" each slice and batch is solved instead (`sweep_coupled`).
     """
     if query.solver == CP_SAT:
         from planner.best.cpsat_sweep import sweep_coupled

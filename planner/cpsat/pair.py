@@ -84,6 +84,7 @@ class _Best:
 
     @property
     def cost_s(self) -> float:
+        """Seconds of the slice per request, summed over both phases."""
         return sum(half.cost_s for half in self.phases)
 
 
@@ -155,6 +156,8 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
     """Raise `RuntimeError` unless the plans store the weights alike and fit on one slice.
 
     With `cache="equal"` the caches must be stored alike, too.
+
+    The norms' vectors are not compared. Bytes may exceed the usable HBM by the relative `SLACK` only.
     """
     for name, spec in decode.specs.items():
         short = name.rpartition("/")[2]

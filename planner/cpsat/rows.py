@@ -27,7 +27,7 @@ from planner.search.problem import Choice, Problem, SearchResult
 from planner.search.search import columns, mesh_search_of
 from strategies.readers.rates import Ints
 
-SLACK = 1e-9  # relative: how far beyond a layout that fits, or a tie, rows are kept
+SLACK = 1e-9  # relative slack beyond a layout that fits, or a tie, within which rows stay
 
 
 @dataclass(frozen=True)

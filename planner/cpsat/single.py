@@ -39,6 +39,9 @@ def solve_batch(
 
     `seconds` limits the wall time of the solver. The choice is None where nothing fits or nothing was found in time.
     Raises `RuntimeError` where the solver's answer contradicts the tables.
+
+    The exhaustive reduction (`reduce_blocks`) first gives blocks and a known layout, which starts the solver. The proof
+    has the solver's status, objective, bound and gap, and its wall time.
     """
     reduced = reduce_blocks(searches, batch, cutoff)
     if not reduced.blocks:
@@ -217,8 +220,8 @@ class _Model:
 
     def bound_s(self, ended: Ended) -> float:
         """Return a lower bound of the seconds: the solver's less the rounding, or the least of the blocks."""
-        least = min(b.least_s for b in self.blocks)
-        return max(least, (ended.bound - self.parts) / self.scale.factor) if isfinite(ended.bound) else least
+        least_s = min(b.least_s for b in self.blocks)
+        return max(least_s, (ended.bound - self.parts) / self.scale.factor) if isfinite(ended.bound) else least_s
 
 
 def _most_bytes(blocks: Sequence[Block], usable: float) -> float:

@@ -21,7 +21,7 @@ from strategies.readers.rates import Floats
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-BITS, MOST_BITS = 40, 58  # of the least sum of seconds, and of the largest that is told apart
+BITS, MOST_BITS = 40, 58  # bits of the least sum of seconds, and of the largest sum that is represented exactly
 SEED = 20261130
 
 

@@ -83,6 +83,8 @@ def make_fits(query: Query, progress: Progress = silent) -> Fits:
     """Find the largest batch at the query's context and the largest context at its one batch, on each of its slices.
 
     An interrupt keeps the slices so far; where there are none, `KeyboardInterrupt` is raised.
+
+    The batch is searched from 1 to `LARGEST_BATCH` sequences, the context from 1 to `LARGEST_CONTEXT` tokens.
     """
     query = replace(query, slices=in_order(query.slices))
     rows: list[SliceFits] = []
@@ -139,7 +141,7 @@ class _Question:
     slice_: Slice
     sizes: Callable[[int], tuple[int, int]]
     key: Callable[[int], Key]
-    most: int
+    limit: int
     largest: int | None
     footprints: Footprints
 
@@ -163,7 +165,7 @@ class _Question:
         """
         start = (self.largest or 0) + 1
         fitting_keys = [self.key(self.largest)] if self.largest else []
-        for number in range(start, min(start + self.slice_.devices, self.most + 1)):
+        for number in range(start, min(start + self.slice_.devices, self.limit + 1)):
             key = self.key(number)
             if any(smaller_key <= key for smaller_key in fitting_keys) or self._choice(number, free=True):
                 return number
@@ -171,7 +173,7 @@ class _Question:
 
     def _runs_out(self, plan: Plan | None) -> str:
         """Return the resource that limits the number."""
-        if self.largest == self.most:
+        if self.largest == self.limit:
             return NOTHING
         if plan is None:
             return DIVISION

@@ -30,6 +30,9 @@ def make_fleet(fleet_query: FleetQuery, progress: Progress = silent) -> PlanFile
     """Search every slice in both roles, then choose the numbers of servers.
 
     Raises `NoFleet` where there is no fleet, and `KeyboardInterrupt` where an interrupt came before there was one.
+
+    Both roles of every slice are searched at every batch; CP-SAT then chooses the numbers of servers
+    (`planner.fleet.solver`), and its answer is checked with exact fractions (`check_fleet`).
     """
     started = time.perf_counter()
     options = find_options(fleet_query, progress)

@@ -44,6 +44,14 @@ class FleetProblem:
 
     `demand_per_s` is the requests/s that each role must serve, `quota` the chips by kind, `excluded` pairs of numbers
     of servers that one fleet may not have both.
+
+    >>> prefill = Server("p", "v5e", 4, "prefill", 10.0, Fraction(4))
+    >>> decode = Server("d", "v5e", 8, "decode", 5.0, Fraction(8))
+    >>> problem = FleetProblem([prefill, decode], 20.0, {"v5e": 64})
+    >>> problem.used((2, 4), "v5e"), float(problem.rate((2, 4), "decode")), float(problem.cost((2, 4)))
+    (40, 20.0, 40.0)
+    >>> first_guess(problem, whole_numbers(problem))
+    (2, 4)
     """
 
     servers: Sequence[Server]
@@ -117,10 +125,10 @@ def whole_numbers(problem: FleetProblem) -> IntegerProblem:
     return IntegerProblem(rates, need, most_servers, costs, cost_scale)
 
 
-def _whole_costs(costs: Sequence[Fraction], most: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
+def _whole_costs(costs: Sequence[Fraction], most_servers: Sequence[int]) -> tuple[tuple[int, ...], Fraction]:
     """Return costs as integers, exact unless their sum would be too large for the solver, and their scale."""
     scale = Fraction(lcm(*(c.denominator for c in costs)))
-    while sum(c * n for c, n in zip(costs, most, strict=True)) * scale > _LARGEST_SUM:
+    while sum(c * n for c, n in zip(costs, most_servers, strict=True)) * scale > _LARGEST_SUM:
         scale /= 10
     return tuple(round(c * scale) for c in costs), scale
 
@@ -144,21 +152,21 @@ def least_cost(problem: FleetProblem) -> Fraction:
     return total
 
 
-def first_guess(problem: FleetProblem, whole: IntegerProblem) -> tuple[int, ...] | None:
+def first_guess(problem: FleetProblem, integers: IntegerProblem) -> tuple[int, ...] | None:
     """Return a greedy fleet, or None: for each role the servers with the least cost per request within the quota."""
     counts, left_chips = [0] * len(problem.servers), dict(problem.quota)
     for role in ROLES:
-        missing_rate = whole.demand
-        in_role = [i for i, s in enumerate(problem.servers) if s.role == role and whole.most[i]]
+        missing_rate = integers.demand
+        in_role = [i for i, s in enumerate(problem.servers) if s.role == role and integers.most[i]]
         for i in sorted(
-            in_role, key=lambda i: (Fraction(whole.costs[i], whole.rates[i]), problem.servers[i].step_s, i)
+            in_role, key=lambda i: (Fraction(integers.costs[i], integers.rates[i]), problem.servers[i].step_s, i)
         ):
             server = problem.servers[i]
             if missing_rate <= 0 or any(counts[a + b - i] for a, b in problem.excluded if i in (a, b)):
                 continue
-            counts[i] = min(left_chips[server.chip] // server.chips, -(-missing_rate // whole.rates[i]))
+            counts[i] = min(left_chips[server.chip] // server.chips, -(-missing_rate // integers.rates[i]))
             left_chips[server.chip] -= counts[i] * server.chips
-            missing_rate -= counts[i] * whole.rates[i]
+            missing_rate -= counts[i] * integers.rates[i]
         if missing_rate > 0:
             return None
     return tuple(counts)

@@ -118,6 +118,9 @@ def quota_slices(quota: Mapping[str, int], chip_file: str | Path | None, constan
     """Return every legal slice that the quota allows, by chips and name.
 
     Raises `InputError` on a bad quota, or where a chip has no slice within it.
+
+    >>> [slice_.name for slice_ in quota_slices({"v5e": 4}, None, "chip")]
+    ['v5e:1x1', 'v5e:2x2']
     """
     if not quota:
         raise InputError(f"no quota given; {_QUOTA}")

@@ -181,14 +181,21 @@ def _moves(end: TransferEnd, batches: Sequence[int]) -> dict[int, Transfer]:
 
 
 def transfer_s(prefill: ServerOption, decode: ServerOption) -> float:
-    """Return the seconds to move the caches of one prefill batch between the two servers."""
+    """Return the seconds to move the caches of one prefill batch between the two servers.
+
+    It is the DCN latency + the longer of sending and receiving + the gathering of copies at the receiver.
+    """
     requests = prefill.plan.batch
     sends, receives = prefill.moves[requests], decode.moves[requests]
     return DCN_LATENCY_S + max(sends.send_s, receives.receive_s) + receives.copies_s
 
 
 def ttft_s(prefill: ServerOption, decode: ServerOption, requests_per_s: float) -> float:
-    """Return the worst time to first token in seconds; the module docstring has the formula."""
+    """Return the worst time to first token in seconds; the module docstring has the formula.
+
+    With p prompts per prefill batch it is (p - 1) / requests_per_s + prefill step + transfer + worst decode step +
+    decode step.
+    """
     gather_s = (prefill.plan.batch - 1) / requests_per_s
     return gather_s + prefill.step_s + transfer_s(prefill, decode) + decode.step_s + decode.plan.cost.step_s
 

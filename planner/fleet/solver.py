@@ -60,6 +60,11 @@ def solve_fleet(problem: FleetProblem, seconds: float | None = None) -> FleetSol
 
     `seconds` limits the wall time; the result does not depend on the order of servers or quota. Raises
     `RuntimeError` where the solver's answer violates a constraint.
+
+    >>> prefill = Server("p", "v5e", 4, "prefill", 10.0, Fraction(4))
+    >>> decode = Server("d", "v5e", 8, "decode", 5.0, Fraction(8))
+    >>> solve_fleet(FleetProblem([prefill, decode], 20.0, {"v5e": 64})).counts
+    (2, 4)
     """
     order = sorted(range(len(problem.servers)), key=lambda i: _server_key(problem.servers[i]))
     place = {old: new for new, old in enumerate(order)}
@@ -121,8 +126,8 @@ def _solve(problem: FleetProblem, seconds: float | None) -> FleetSolution:
         counts = counts if ended.interrupted else fleet_model.break_ties(counts)
     else:
         bound_of_solver = Fraction(ceil(ended.bound)) if ended.has_solution else Fraction(0)
-        least = max(least_cost(problem), bound_of_solver / integers.cost_scale)
-        bound = min(cost, whole_cost(problem, least))
+        lower_bound = max(least_cost(problem), bound_of_solver / integers.cost_scale)
+        bound = min(cost, whole_cost(problem, lower_bound))
     proof = FleetProof(
         status=OPTIMAL if bound == cost else FEASIBLE,
         objective=float(cost),
@@ -147,14 +152,14 @@ class FleetModel:
     `ended` says what prevented the proof of the last objective: a time limit, an interrupt, or None.
     """
 
-    def __init__(self, problem: FleetProblem, whole: IntegerProblem, until: float | None) -> None:
+    def __init__(self, problem: FleetProblem, integers: IntegerProblem, until: float | None) -> None:
         from ortools.sat.python import cp_model
 
-        self.problem, self.whole, self.until = problem, whole, until
+        self.problem, self.integers, self.until = problem, integers, until
         self.model = cp_model.CpModel()
-        self.counts = [self.model.new_int_var(0, n, f"n{i}") for i, n in enumerate(whole.most)]
+        self.counts = [self.model.new_int_var(0, n, f"n{i}") for i, n in enumerate(integers.most)]
         self.ended: str | None = None
-        add_demand(self.model, problem, whole, self.counts)
+        add_demand(self.model, problem, integers, self.counts)
         for chip in sorted({s.chip for s in problem.servers}):
             self.model.add(chips_used(problem, self.counts, chip) <= problem.quota.get(chip, 0))
         add_excluded(self.model, problem, self.counts)
@@ -175,7 +180,7 @@ class FleetModel:
 
     def break_ties(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Return, of the fleets of least cost, that with the fewest chips, servers, and least sum of steps, in turn."""
-        weights: Sequence[int] = self.whole.costs
+        weights: Sequence[int] = self.integers.costs
         servers = self.problem.servers
         for following in ([s.chips for s in servers], [1] * len(servers), [ceil(s.step_s * 1e9) for s in servers]):
             total = sum(w * n for w, n in zip(weights, counts, strict=True))

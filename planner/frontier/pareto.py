@@ -26,6 +26,9 @@ def make_frontier(query: Query, progress: Progress = silent) -> PlanFile:
     """Search every slice and batch, and return the candidates that meet the targets and are not dominated, by latency.
 
     An interrupt gives the frontier of the results so far. Raises `NothingFits` where nothing fits or meets the targets.
+
+    A candidate dominates another that is no better in step seconds, tokens/s per chip and, with prices, dollars per
+    million tokens. `Frontier.points` has one point per plan.
     """
     query.check_targets()
     query = replace(query, slices=in_order(query.slices))
@@ -114,6 +117,8 @@ def _order(point: Point) -> tuple[object, ...]:
 
 def _best_of(point: Point, points: Sequence[Point]) -> tuple[str, ...]:
     """Return the objectives of which no point has a better value."""
-    least = [min(column) for column in zip(*map(values_of, points), strict=True)]
+    least_values = [min(column) for column in zip(*map(values_of, points), strict=True)]
     names = (LATENCY, THROUGHPUT, *([COST] if point.dollars_per_million_tokens is not None else []))
-    return tuple(name for name, value, best in zip(names, values_of(point), least, strict=False) if value == best)
+    return tuple(
+        name for name, value, best in zip(names, values_of(point), least_values, strict=False) if value == best
+    )

@@ -81,7 +81,7 @@ def slice_at(slice_: Slice, constants: str) -> Slice:
     """
     if constants == OWN[0]:
         return slice_
-    if constants == OWN[1]:  # what the compiler makes of a collective stays as it is, unlike in bounds
+    if constants == OWN[1]:  # the compiler's kinds of collectives stay, unlike in bounds
         return msgspec.structs.replace(slice_, chip=msgspec.structs.replace(slice_.chip, reached=None))
     fitted = [bar for bar in table() if bar.constants == bar.set]
     bars = [bar for bar in fitted if bar.set == constants]

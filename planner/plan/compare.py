@@ -63,6 +63,9 @@ def hidden_s(
     """Return the seconds that the components of a step do not wait, by `overlap.overlapped_s` of each.
 
     Gathers run behind the operations of the body. At the data sheet (`reached` None) nothing overlaps.
+
+    `prefetch_s` is the time in seconds by which weights can be read ahead in a layer; `flops`, `hbm` and `ici` are
+    factors of the hardware numbers.
     """
     if reached is None:
         return 0.0
@@ -90,11 +93,16 @@ class _Hiding:
     spare_s: float = 0.0
 
     def seconds(self, prefetch_s: float) -> float:
+        """Return the hidden seconds of all layers."""
         return self.layers * float(overlapped_s(self.roof_s, self.behind_s, self.wait_s, self.spare_s, prefetch_s))
 
 
 def compare(winner: Plan, loser: Plan) -> PlanComparison:
-    """Compare two plans of one slice and batch."""
+    """Compare two plans of one slice and batch.
+
+    The deciding step is the one whose seconds differ most in the winner's favour; the changes are those of 20% in one
+    of `QUANTITIES`.
+    """
     margin = loser.cost.step_s - winner.cost.step_s
     gains = _by_role(loser)
     for key, (seconds, _) in _by_role(winner).items():

@@ -49,6 +49,11 @@ class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Seconds, FLOPs and bytes are of one layer, which runs `layers` times. `behind` is true for a gather of weights,
     which waits for no activation and runs behind its component's matmuls.
+
+    `text` is the line in the book's notation and `op` its operation. `flops_s` and `hbm_s` are the two terms of the
+    roofline, `ici_s` and `latency_s` the bandwidth term and the hops and launches of the collectives. `seconds` =
+    max(flops_s, hbm_s) + ici_s + latency_s. `bound_by` names the larger of roofline and collectives: `flops` or `hbm`,
+    or whichever of `ici` and `latency` is more of the collectives' seconds (`free` where the step takes no time).
     """
 
     component: str
@@ -90,7 +95,11 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold bytes per device: weights, KV cache, activations, their total, and the usable HBM."""
+    """Hold bytes per device: weights, KV cache, activations, their total, and the usable HBM.
+
+    `total_bytes` = weights_bytes + kv_bytes + activation_bytes. Activations are the largest temporaries of any
+    component, the residual stream and the update added to it; weights include the norms' vectors.
+    """
 
     weights_bytes: float
     kv_bytes: float
@@ -100,7 +109,11 @@ class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Throughput(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold tokens (decoded, or of the prompts) per second."""
+    """Hold tokens (decoded, or of the prompts) per second.
+
+    `tokens_per_s` = batch x tokens per sequence / step seconds: a decode step gives one token per sequence, a prefill
+    step takes the whole prompt.
+    """
 
     tokens_per_s: float
     tokens_per_s_per_chip: float
@@ -110,6 +123,8 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Name a hardware number that the plan's cost used, with its source.
 
     `calibrated` is true where it was fitted to measurements.
+
+    `source` is the text of the chip file about the number, `unit` its unit: FLOP/s, bytes/s, bytes, s or a share.
     """
 
     name: str

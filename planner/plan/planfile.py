@@ -40,6 +40,9 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `candidates` counts the layouts covered, `evaluations` the programs priced. `wall_s` is of the whole plan, pricing
     the best in full included; `evaluations_per_s` of the search of all slices.
+
+    `proved_optimal` names the proof, such as `exhaustive`, the solver's name with its gap, `interrupted`, or `given`
+    for a layout that was priced without a search.
     """
 
     candidates: int

@@ -40,6 +40,10 @@ def price_layout(
     """Return the plan of a layout at one batch, which runs padded to `padded` sequences.
 
     Raises `LayoutError` where a dim does not divide or parts do not fit.
+
+    `work` has the phase, context and dtypes, `fast` the speeds of the chip at these dtypes. Every step of every bound
+    program is priced by the roofline of FLOPs and HBM plus its collectives, see `StepPlan`; memory is summed over the
+    components' weights and caches, plus the largest working set. No search takes part.
     """
     rates = tabulate_rates(slice_, layout.mesh.on(slice_))
     bound = programs(layout)
@@ -81,6 +85,8 @@ def estimate_s(layout: BoundLayout, slice_: Slice, padded: int, fast: Speeds) ->
     """Return `cost.step_s` of the layout's plan alone, in seconds.
 
     Raises `LayoutError` as `price_layout` does.
+
+    It is the sum over steps of layers x seconds, minus the seconds that overlap (`planner.plan.compare.hidden_s`).
     """
     rates = tabulate_rates(slice_, layout.mesh.on(slice_))
     steps = [
@@ -159,7 +165,11 @@ def lower_bound_s(layout: BoundLayout, bound: Sequence[Bound], slice_: Slice, fa
 
 
 def total_cost(steps: Sequence[StepPlan], lower_bound_s: float, hidden_s: float) -> Cost:
-    """Return the sums over the steps; `bound_by` is the bound under which most of the seconds fall."""
+    """Return the sums over the steps; `bound_by` is the bound under which most of the seconds fall.
+
+    The lower bound and the hidden seconds are passed in; `step_s` is the sum of the larger of FLOPs and HBM time of
+    each step and of all collectives, minus `hidden_s`, and `upper_bound_s` is the plain sum of all terms.
+    """
     flops_s = sum(s.layers * s.flops_s for s in steps)
     hbm_s = sum(s.layers * s.hbm_s for s in steps)
     ici_s = sum(s.layers * s.ici_s for s in steps)

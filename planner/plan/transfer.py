@@ -94,6 +94,10 @@ def chip_dcn_bytes_per_s(slice_: Slice) -> float:
 
     Source: `dcn_bytes_per_s` of the chip's file; for v5e the book's 3.125e9 equals the Cloud TPU documentation's number
     per host, 2 cards of 100 Gbit/s for 8 chips. Raises `InputError` where the chip's file does not state it.
+
+    >>> from mesh.slices import parse_slice
+    >>> chip_dcn_bytes_per_s(parse_slice("v5e:4x4"))
+    3125000000.0
     """
     chip = slice_.chip
     if chip.dcn_bytes_per_s is None:
@@ -109,7 +113,7 @@ def transfer_end_of(plan: Plan, slice_: Slice, tokens: int) -> TransferEnd:
     shares = []
     for layout in plan.layouts:
         caches = plan.caches(layout.component)
-        for spec in dict.fromkeys(caches.values()):  # those of one shape and cut move as one
+        for spec in dict.fromkeys(caches.values()):  # caches of one shape and cut move as one
             cut_axes = {axis for axes in spec.axes for axis in axes}
             groups = [plan.model.groups[number] for number in layout.groups]
             elements = sum(group.count * group.attention.kv_elements(tokens) for group in groups)
@@ -150,12 +154,12 @@ def transfer(source: TransferEnd, target: TransferEnd, requests: int = 1) -> Tra
     )
 
 
-def _dcn_s(side: TransferEnd, requests: int) -> float:
+def _dcn_s(end: TransferEnd, requests: int) -> float:
     """Return the seconds of the busiest chip: its bytes of each component, each entry once, over its DCN share."""
-    per_chip = chip_dcn_bytes_per_s(side.slice_)
-    chips = side.slice_.chips
+    per_chip = chip_dcn_bytes_per_s(end.slice_)
+    chips = end.slice_.chips
     return sum(
-        ceil(requests / s.batch_ways) * s.nbytes / (max(1.0, chips / s.batch_ways) * per_chip) for s in side.shares
+        ceil(requests / s.batch_ways) * s.nbytes / (max(1.0, chips / s.batch_ways) * per_chip) for s in end.shares
     )
 
 
@@ -169,6 +173,8 @@ def gather_s(slice_: Slice, pieces: Sequence[Piece], gathered_bytes: float) -> f
     """Return the seconds of an AllGather over these pieces of the torus.
 
     Where they do not form a group, it runs over one piece after the other.
+
+    `gathered_bytes` is the size of the gathered array on each device. The result is 0 without pieces or bytes.
     """
     if not pieces or gathered_bytes == 0:
         return 0.0
@@ -183,6 +189,8 @@ def swap_s(slice_: Slice, pieces: Sequence[Piece], received_bytes: float) -> flo
     """Return the seconds of an AllToAll over whole axes in which each device receives `received_bytes`.
 
     A device receives V (n-1)/n^2 of its V bytes.
+
+    The result is 0 on one device or without bytes.
     """
     n = prod(piece.size for piece in pieces)
     if n == 1 or received_bytes == 0:

@@ -27,6 +27,9 @@ def chosen_slices(
     The chip of `chip_file` is known by its name, too. `constants` are those that programs reach, as in
     `planner.plan.accuracy`; `most_chips` leaves larger slices of `chips` out. Raises `InputError` where no slice is
     left, or on bad input.
+
+    >>> [slice_.name for slice_ in chosen_slices(chips=["v5e"], counts=(4, 8))]
+    ['v5e:2x2', 'v5e:2x4']
     """
     if counts is not None and not chips:
         raise InputError(f"chip_counts {range_text(counts)}: of which chip? Name one, too, such as v5e", "chip_counts")
@@ -34,10 +37,10 @@ def chosen_slices(
     for chip in dict.fromkeys(chips):
         slices += _slices_of_chip(chip, counts, chip_file, most_chips)
     if not slices and chips:
-        both = f" and {range_text(counts)} chips contradict each other" if counts else ""
+        limits = f" and {range_text(counts)} chips contradict each other" if counts else ""
         raise InputError(
-            f"max_chips {most_chips}{both}: no slice of {', '.join(chips)} is within {'both' if both else 'that'}; "
-            f"expected more chips at most{', or a range of fewer' if both else ''}",
+            f"max_chips {most_chips}{limits}: no slice of {', '.join(chips)} is within {'both' if limits else 'that'}; "
+            f"expected more chips at most{', or a range of fewer' if limits else ''}",
             "max_chips",
         )
     if not slices:
@@ -51,8 +54,8 @@ def range_text(counts: tuple[int, int | None]) -> str:
     >>> range_text((4, 256)), range_text((16, 16)), range_text((64, None))
     ('4..256', '16', '64..')
     """
-    least, greatest = counts
-    return str(least) if least == greatest else f"{least}..{'' if greatest is None else greatest}"
+    smallest, greatest = counts
+    return str(smallest) if smallest == greatest else f"{smallest}..{'' if greatest is None else greatest}"
 
 
 def named_slice(slice_: Slice | str, chip_file: str | Path | None = None) -> Slice:
@@ -88,13 +91,13 @@ def _slices_of_chip(
         chip = load_chip(name.strip().lower())
     else:
         raise InputError(f"chips {name!r}: no such chip; closest: {closest(name, chip_names())}", "chips")
-    least, greatest = counts or (1, None)
+    smallest, greatest = counts or (1, None)
     legal = slices_of(chip)
-    slices = [s for s in legal if least <= s.chips and (greatest is None or s.chips <= greatest)]
+    slices = [s for s in legal if smallest <= s.chips and (greatest is None or s.chips <= greatest)]
     if not slices:
         sizes = ", ".join(map(str, sorted({s.chips for s in legal})))
         raise InputError(
-            f"chip_counts {range_text((least, greatest))}: {chip.name} has no slice of so many; it has {sizes}",
+            f"chip_counts {range_text((smallest, greatest))}: {chip.name} has no slice of so many; it has {sizes}",
             "chip_counts",
         )
     return [s for s in slices if most_chips is None or s.chips <= most_chips]

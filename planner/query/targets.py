@@ -104,6 +104,9 @@ class Targets:
     """Hold the limits that plans must meet: seconds of a step and to the first token, tokens/s, chips.
 
     None means no limit. Raises `InputError` on a limit that is not a number above 0.
+
+    >>> Targets(max_step_s=0.005, max_chips=16).words
+    ('a step of at most 5 ms', 'at most 16 chips')
     """
 
     max_step_s: float | None = None

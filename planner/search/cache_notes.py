@@ -31,26 +31,31 @@ class _Study:
     programs: tuple[Program, ...]
     batch: int
 
-    def at(self, context: int, fixed: bool = False) -> Problem:
+    def at(self, context: int, without_copies: bool = False) -> Problem:
+        """Return the problem at a context; `without_copies` excludes every role that copies the cache."""
         work = msgspec.structs.replace(self.problem.work, context=context, batches=(self.batch,))
         parts = components(self.model, work, self.programs)
-        roles = _without_copies(self.problem, parts) if fixed else self.problem.fixed
+        roles = _without_copies(self.problem, parts) if without_copies else self.problem.fixed
         return replace(self.problem, work=work, components=parts, fixed=roles)
 
-    def best(self, context: int, fixed: bool = False) -> tuple[Choice, BoundLayout] | None:
-        problem = self.at(context, fixed)
+    def best(self, context: int, without_copies: bool = False) -> tuple[Choice, BoundLayout] | None:
+        """Return the best choice at a context with its layout, or None where nothing fits."""
+        problem = self.at(context, without_copies)
         choices = search(problem, 1).choices.get(self.batch)
         return (choices[0], from_choice(choices[0], problem)) if choices else None
 
     def price(self, layout: BoundLayout, padded: int, context: int) -> Plan:
+        """Return the plan of a layout at a context."""
         problem, layout = self._posed(layout, context)
         return price_layout(layout, problem.slice_, self.model, problem.work, self.batch, padded, problem.fast)
 
     def seconds(self, layout: BoundLayout, padded: int, context: int) -> float:
+        """Return the step seconds of a layout at a context."""
         problem, layout = self._posed(layout, context)
         return estimate_s(layout, problem.slice_, padded, problem.fast)
 
     def _posed(self, layout: BoundLayout, context: int) -> tuple[Problem, BoundLayout]:
+        """Return the problem at a context, and the layout bound to its components."""
         problem = self.at(context)
         return problem, bind_layout(layout.layout, problem.components)
 
@@ -70,7 +75,7 @@ def cache_note(problem: Problem, model: Model, programs: tuple[Program, ...], ch
 def _note_of_copies(study: _Study, plan: Plan, chosen: tuple[Choice, BoundLayout], copies: int) -> str:
     """Return the note of a layout with copies: the best layout without them, and where it becomes faster."""
     note = f"KV cache: each entry is held on {copies} devices"
-    other = study.best(plan.context, fixed=True)
+    other = study.best(plan.context, without_copies=True)
     if other is None:
         return f"{note}; no layout that holds it once fits"
     slower = other[0].step_s / plan.cost.step_s - 1
@@ -98,6 +103,7 @@ def _switch(
     """Return the least context at which the layout with one copy is the faster of the two, or None."""
 
     def single_wins(context: int) -> bool:
+        """Return whether the layout with one copy is faster at a context."""
         single_s, copied_s = (study.seconds(layout, c.padded_batch, context) for c, layout in (single, copied))
         return single_s < copied_s
 

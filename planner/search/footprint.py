@@ -88,7 +88,13 @@ class Footprints:
 
 
 def dominated(value: int, key: Key, unfit: Sequence[tuple[int, Key]]) -> bool:
-    """Return whether a number must fail because a smaller one failed that admits all its cuts."""
+    """Return whether a number must fail because a smaller one failed that admits all its cuts.
+
+    >>> dominated(8, frozenset({1, 2}), [(4, frozenset({1, 2, 4}))])
+    True
+    >>> dominated(2, frozenset({1}), [(4, frozenset({1, 2}))])
+    False
+    """
     return any(value >= less and key <= cuts for less, cuts in unfit)
 
 
@@ -163,10 +169,10 @@ class _Memory:
         residual = tuple(CODES[code] for code in cuts)
         return Choice(self.mesh_search.mesh, residual, tuple(picks), *self.mesh_search.pairs[column], nan, total_bytes)
 
-    def _limits(self, column: int, least: float) -> Floats:
+    def _limits(self, column: int, least_peak: float) -> Floats:
         """Return in order the working sets of assignments that may be the largest of a fitting layout."""
         peaks = np.concatenate([j.peak_bytes[j.possible[:, column], column] for j in self.components])
-        return np.unique(peaks[(peaks >= least) & (peaks <= self.mesh_search.problem.usable_bytes)])
+        return np.unique(peaks[(peaks >= least_peak) & (peaks <= self.mesh_search.problem.usable_bytes)])
 
     def _meets(self, residual: int, column: int) -> list[NDArray[np.bool_]]:
         """Return for each component, [boundaries], whether a reshard joins the boundary and this residual."""

@@ -53,6 +53,7 @@ def largest_batch(query: Query, slice_: Slice, footprints: Footprints | None = N
     problem, footprints = make_problem(query, slice_), footprints or Footprints(slice_, query.cuts)
 
     def probe(batch: int, key: Key) -> Need:
+        """Return the need of one batch."""
         return footprints.need(problem, [(batch, batch)], batch, key)
 
     return largest(slice_.devices, LARGEST_BATCH, probe, batch_key(slice_.devices), problem.usable_bytes)
@@ -69,6 +70,7 @@ def largest_context(
     pairs, usable_bytes = columns(batches, slice_.devices), slice_.chip.usable_hbm_bytes_per_device
 
     def probe(context: int, key: Key) -> Need:
+        """Return the need of the batch at one context."""
         work = msgspec.structs.replace(query.work, batches=batches, context=context)
         return footprints.need(make_problem(replace(query, work=work), slice_), pairs, context, key)
 
@@ -92,6 +94,7 @@ def context_key(query: Query, slice_: Slice) -> KeyOf:
     cuts_exactly = query.work.phase == "prefill" or any(_cuts_exactly(component) for component in parts)
 
     def key(context: int) -> Key:
+        """Return the cuts that a context admits."""
         positions = [(window, min(context, window)) for window in windows]
         padded_ways = {(window, w) for window, h in positions for w in ways if -(-h // w) * w <= LARGEST_PADDING * h}
         exact_ways = {(window, w, "whole") for window, h in (*positions, (0, context)) for w in ways if h % w == 0}
@@ -116,7 +119,11 @@ def _cuts_exactly(component: Component) -> bool:
 
 
 def largest(devices: int, limit: int, probe: Probe, key: KeyOf, usable_bytes: float) -> int | None:
-    """Return the largest number from 1 to `limit` that fits, or None; the module docstring explains `key`."""
+    """Return the largest number from 1 to `limit` that fits, or None; the module docstring explains `key`.
+
+    `probe` returns the need of a number and `key` the cuts that it admits; `usable_bytes` only guides the guesses. The
+    largest multiple of `devices` that fits is found first, then larger numbers of each key, below the next multiple.
+    """
     search = _Probes(probe, key, usable_bytes)
     base = search.last(range(devices, limit + 1, devices), 0)
     classes = defaultdict[Key, list[int]](list)

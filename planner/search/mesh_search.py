@@ -25,6 +25,10 @@ class MeshSearch:
     `pairs` are the (batch, padded batch) columns, `batches` [1, columns] their padded batches. `state` has the states
     of the residual stream; `residual_bytes` [residuals, columns] includes the norms' vectors. Reshards are priced on
     first use, unless they are passed.
+
+    Throughout, `i` numbers a component, `state` a state of the residual, `residual` its residual and `column` a
+    (batch, padded batch) pair. A layout costs the sum of its components' seconds; its bytes are the sum of their stored
+    bytes, the largest of their working sets, and those of the residual.
     """
 
     def __init__(
@@ -77,9 +81,11 @@ class MeshSearch:
         state_numbers = np.flatnonzero(self.state.residual == residual)
         total = np.zeros(len(state_numbers))
         for i, component_rows in enumerate(self.components):
-            early, late = component_rows.least_seconds
+            body_hops_hidden_s, body_reads_full_s = component_rows.least_seconds
             hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
-            seconds = np.maximum(early[:, column] + hops_hidden_s, late[:, column] + reads_full_s)
+            seconds = np.maximum(
+                body_hops_hidden_s[:, column] + hops_hidden_s, body_reads_full_s[:, column] + reads_full_s
+            )
             allowed = self._allowed(i, residual, self.state.prefixes[state_numbers])
             total += component_rows.component.times * np.where(allowed, seconds, np.inf).min(axis=1)
         return list(zip(total.tolist(), state_numbers.tolist(), strict=True))
@@ -97,12 +103,15 @@ class MeshSearch:
         """Return the seconds [rows] of all layers of component i under a residual, with its reshards.
 
         They are infinite where a row cannot run.
+
+        A row takes max(hops_hidden_s + v, reads_full_s + w) per layer, where v and w are those sums of the reshards;
+        see `planner.search.component_rows`.
         """
         component_rows, boundary = self.components[i], self.components[i].boundary[rows]
         hops_hidden_s, reads_full_s = self.reshards[i].seconds(residual, column)
-        late = component_rows.reads_full_s[rows, column] + reads_full_s[boundary]
-        seconds = np.maximum(component_rows.hops_hidden_s[rows, column] + hops_hidden_s[boundary], late)
-        return component_rows.component.times * np.where(np.isfinite(late), seconds, np.inf)
+        total_reads_full_s = component_rows.reads_full_s[rows, column] + reads_full_s[boundary]
+        seconds = np.maximum(component_rows.hops_hidden_s[rows, column] + hops_hidden_s[boundary], total_reads_full_s)
+        return component_rows.component.times * np.where(np.isfinite(total_reads_full_s), seconds, np.inf)
 
     def options(self, i: int, rows: Ints, state: int, column: int) -> StateRows:
         """Return the rows, of these rows of component i, that run in a state."""
@@ -159,7 +168,11 @@ class MeshSearch:
                 result.reject(component_rows.component.name, OVER_MEMORY, int(over.sum()), example)
 
     def best(self, column: int, top: int, choices: list[Choice]) -> None:
-        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order."""
+        """Add the best `top` distinct choices of a column to `choices`, which stay the best `top` in order.
+
+        States are taken in the order of a lower bound of their seconds, and the search of the column ends at the first
+        state whose bound exceeds the seconds of the `top`-th choice.
+        """
         best_of_layout: dict[object, Choice] = {layout_key(c, self.problem): c for c in choices}
         for least_s, state in self.states_in_order(column):
             worst = worst_of(best_of_layout.values(), top)
@@ -241,14 +254,14 @@ class MeshSearch:
         for component_rows in self.components:
             peak, possible = component_rows.peak_bytes, component_rows.possible
             stored = np.where(possible, component_rows.stored_bytes, 0.0).max(axis=0)
-            least = np.where(possible, peak, np.inf).min(axis=0)
-            extremes.append((least, np.where(possible, peak, 0.0).max(axis=0), stored))
+            least_peak = np.where(possible, peak, np.inf).min(axis=0)
+            extremes.append((least_peak, np.where(possible, peak, 0.0).max(axis=0), stored))
         return extremes
 
     def _others_peak(self, i: int, column: int) -> float:
         """Return the largest of the other components' least working sets; a smaller one of i saves nothing."""
-        least = (float(least[column]) for n, (least, _, _) in enumerate(self._extremes) if n != i)
-        return max(least, default=0.0)
+        least_peaks = (float(least_peaks[column]) for n, (least_peaks, _, _) in enumerate(self._extremes) if n != i)
+        return max(least_peaks, default=0.0)
 
     def _safe_bytes(self, i: int, column: int) -> float:
         """Return the stored bytes with which a row of component i fits beside any rows of the others."""

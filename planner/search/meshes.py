@@ -34,6 +34,12 @@ def meshes(slice_: Slice, how: str = TWO) -> tuple[Mesh, ...]:
 
     Of meshes that differ only by a swap of equal physical axes, one is listed. Raises `InputError` where cuts `all`
     would give more mesh axes than can be searched.
+
+    >>> from mesh.slices import parse_slice
+    >>> meshes(parse_slice("v5e:4x4"), "none")
+    ((Piece(axis=0, stride=1, size=4), Piece(axis=1, stride=1, size=4)),)
+    >>> len(meshes(parse_slice("v5e:16x16")))
+    6
     """
     sizes = [axis.size for axis in slice_.axes]
     real = [i for i, size in enumerate(sizes) if size > 1]

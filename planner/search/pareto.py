@@ -59,6 +59,10 @@ class StateRows:
 
         Compared are seconds, `hops_hidden_s` where it is passed, stored and peak bytes. Rows that store at most `safe`
         bytes fit with every row of the others, so their memory is not compared.
+
+        >>> rows = StateRows(np.arange(3), np.array([1.0, 2.0, 3.0]), np.array([9.0, 9.0, 5.0]), np.zeros(3))
+        >>> rows.front(1).row.tolist()  # row 1 is slower than row 0 and stores as much
+        [0, 2]
         """
         boundary = np.zeros(len(self.row), dtype=np.int64) if boundary is None else boundary
         stored, peak = (np.where(self.stored <= safe, -np.inf, x) for x in (self.stored, self.peak))
@@ -155,6 +159,9 @@ def join_all(options: Sequence[StateRows], worst: float, usable: float, top: int
 
     Components are joined one at a time. A combination that cannot end within `worst` seconds, or that `top` others
     dominate, is dropped.
+
+    `worst` is a limit in seconds and `usable` in bytes per device. Seconds and stored bytes of a combination are sums,
+    its peak bytes the largest of its rows'.
     """
     joint = StateRows(np.zeros((1, 0), dtype=np.int64), np.zeros(1), np.zeros(1), np.zeros(1))
     slack = worst - sum(float(o.seconds.min()) for o in options)

@@ -93,6 +93,9 @@ def make_problem(query: Query, slice_: Slice) -> Problem:
     """Return the search problem of one slice.
 
     Raises `InputError` where the query fixes a component, axis or role that the model or the slice does not have.
+
+    The components, their programs and the speeds follow from the query's model, workload and programs; `usable_bytes`
+    is the chip's usable HBM per device.
     """
     parts = components(query.model, query.work, query.programs)
     fast = speeds(slice_.chip, query.work.dtypes)
@@ -181,7 +184,10 @@ def layout_key(choice: Choice, problem: Problem) -> object:
 
 
 def distinct(choices: list[Choice], problem: Problem, top: int) -> list[Choice]:
-    """Return the best choice of each layout, best first, and at most `top` of them."""
+    """Return the best choice of each layout, best first, and at most `top` of them.
+
+    Candidates that are the same layout differ only in the residual or the vocabulary's layout, see `layout_key`.
+    """
     best: dict[object, Choice] = {}
     for choice in sorted(choices, key=order_key):
         best.setdefault(layout_key(choice, problem), choice)

@@ -49,6 +49,10 @@ def search(problem: Problem, top: int) -> SearchResult:
 
     An interrupt (Ctrl-C) ends the search with the best layouts so far and `interrupted` set; where there are none yet,
     `KeyboardInterrupt` is raised.
+
+    Each mesh is searched in turn: tables of all components, then pruning by the seconds of the best choices so far,
+    then the join under each state of the residual. Where there are coarser meshes, they are searched first,
+    to make that pruning tight.
     """
     result = _seeded(problem, top)
     try:
@@ -101,12 +105,12 @@ def _columns_within_memory(mesh_search: MeshSearch, result: SearchResult) -> lis
         for column, (batch, _) in enumerate(mesh_search.pairs)
         if not result.choices[batch] and (no_choices or stored[column] <= usable)
     ]
-    least = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
+    least_bytes = dict(zip(undecided, mesh_search.least_bytes(undecided), strict=True))
     if no_choices:
-        for column, nbytes in least.items():
+        for column, nbytes in least_bytes.items():
             batch = mesh_search.pairs[column][0]
             result.least_bytes[batch] = min(nbytes, result.least_bytes.get(batch, np.inf))
-    return [c for c in range(len(mesh_search.pairs)) if least.get(c, stored[c]) <= usable]
+    return [c for c in range(len(mesh_search.pairs)) if least_bytes.get(c, stored[c]) <= usable]
 
 
 def mesh_search_of(

@@ -34,7 +34,7 @@ from strategies.readers.cost import speeds
 SWING = 0.2
 LEAST_SWING = 1e-4
 """Least swing; the effect of a smaller one is lost in rounding."""
-_EQUAL = 1e-9  # a layout that is faster by less than this share is no better
+_EQUAL = 1e-9  # a layout that is faster by less than this share counts as equal
 
 Changed = Callable[[Chip, float], Chip]
 
@@ -56,6 +56,7 @@ def _field(name: str) -> Changed:
     """Return a function that multiplies a field of the chip."""
 
     def times(chip: Chip, factor: float) -> Chip:
+        """Return the chip with the field multiplied."""
         value = getattr(chip, name) * factor
         return msgspec.structs.replace(chip, **{name: int(value) if name == "vmem_bytes" else value})
 
@@ -110,6 +111,9 @@ def sensitivity(
 
     `fix`, `programs`, `cuts` and `chip_file` must be those with which the plan was made. Constants are those of the
     plan. Raises `InputError` on bad input, and where the file's layout does not fit its model and slice.
+
+    Each number is multiplied by 1 - `swing` and 1 + `swing`; the default is 20%. For each, the layout is searched again
+    on the plan's slice and batch, and the plan's own layout is priced again.
     """
     if not LEAST_SWING <= swing < 1:
         raise InputError(f"swing {swing:g}: expected a share of at least {LEAST_SWING:g} and below 1, such as 0.2")
@@ -118,9 +122,9 @@ def sensitivity(
     if not plan_file.plans:
         raise InputError(f"the plan file '{path}' holds no plan; expected one, as `meshwright plan` writes it")
     plan = pick_plan(plan_file, path, pick)
-    read = programs_of(programs)
+    extra_programs = programs_of(programs)
     fixed = fixed_roles(fix)
-    subject = Subject(plan, *layout_of(plan, read, chip_of(plan, chip_file)), read, fixed, cuts)
+    subject = Subject(plan, *layout_of(plan, extra_programs, chip_of(plan, chip_file)), extra_programs, fixed, cuts)
     return _report(subject, str(path), pick, swing, progress)
 
 
@@ -243,7 +247,7 @@ def changes(kept: Plan, best: Plan | None) -> tuple[Change, ...]:
     """Return the components whose program differs, or the number of devices of a role."""
     if best is None:
         return ()
-    texts = [{one.component: one.roles_over(plan.mesh) for one in plan.layouts} for plan in (kept, best)]
+    texts = [{layout.component: layout.roles_over(plan.mesh) for layout in plan.layouts} for plan in (kept, best)]
     return tuple(
         Change(component=name, kept=before, best=texts[1][name])
         for name, before in texts[0].items()

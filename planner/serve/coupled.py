@@ -97,12 +97,12 @@ def is_recomputed(plan: Plan, serve_query: ServeQuery) -> bool:
 
     A solver's pair has its mesh axes in an order of its own; not every order can be written.
     """
-    slice_ = next(one for one in serve_query.query.slices if one.name == plan.slice)
+    slice_ = next(s for s in serve_query.query.slices if s.name == plan.slice)
     layout, _, work = layout_of(plan, tuple(serve_query.query.programs), slice_.chip)
-    again = price_layout(
+    repriced = price_layout(
         layout, slice_, plan.model, work, plan.batch, plan.padded_batch, speeds(slice_.chip, work.dtypes)
     )
-    return again.specs == plan.specs
+    return repriced.specs == plan.specs
 
 
 def _with_proof(way: Way, proof: Proof) -> Way:

@@ -145,16 +145,20 @@ class _Served:
 
     @property
     def step_s(self) -> float:
+        """Worst time per output token (TPOT) in seconds."""
         return self.way.pace.worst_per_token_s
 
     @property
     def ttft_s(self) -> float:
+        """Worst time to first token (TTFT) in seconds."""
         return self.way.pace.worst_ttft_s
 
     @property
     def tokens_per_s(self) -> float:
+        """Output tokens per second, with a tolerance for rounding."""
         return self.way.tokens_per_s(self.serve_query) * (1 + 1e-12)
 
     @property
     def chips(self) -> int:
+        """Number of chips of all replicas."""
         return self.way.chips

@@ -27,6 +27,10 @@ class PhaseTimes:
     """Hold the seconds of the two steps and between them; `insert_s` and `switch_s` are per prefill step.
 
     The batches are prompts of a prefill step and slots of a decode step; `output` is tokens of a request.
+
+    >>> steps = PhaseTimes(prefill_s=0.1, prefill_batch=2, decode_s=0.01, decode_batch=10, output=100)
+    >>> steps.prefills_per_step
+    0.05
     """
 
     prefill_s: float
@@ -126,6 +130,9 @@ def disaggregated(steps: PhaseTimes, moved: Transfer, prefill_slices: int, decod
     in the mean, D at worst) and for its own; with p > 1 also until p prompts are there. Decode steps stop to gather
     copies of a cache instead of for prefills. Requests per second are those of the slower phase, see `prefill_rate` and
     `decode_rate`. Transfers go on behind the next prefill and behind decode steps.
+
+    `moved` is the transfer of one prefill batch, see `planner.plan.transfer`. `prefill_busy` and `decode_busy` are the
+    request rate as a share of each phase's own.
     """
     decoding = _continuous(steps, moved.copies_s, moved.copies_s, 0.0)
     rates = prefill_slices * prefill_rate(steps, moved), decode_slices * decode_rate(steps, moved)
@@ -190,6 +197,7 @@ def slice_counts(
     ideal = decode_per_s / (chips[0] * ratio + chips[1])
 
     def priced_counts(pair: tuple[int, int]) -> _PricedCounts:
+        """Return the counts of a pair of numbers, with their chips."""
         rate = min(pair[0] * prefill_per_s, pair[1] * decode_per_s)
         once = pair[0] * chips[0] + pair[1] * chips[1]
         return _PricedCounts(Counts(*pair, ratio, replicas_for(least_per_s, rate)), once, rate / once)
@@ -200,7 +208,7 @@ def slice_counts(
     if most_chips is None or fewest.all_chips <= most_chips:
         return fewest.counts
     allowed = [m for m in map(priced_counts, _pairs_within(ratio, chips, most_chips)) if m.all_chips <= most_chips]
-    no_better = [m for m in allowed if m.per_chip <= fewest.per_chip] or allowed  # or more chips could do worse
+    no_better = [m for m in allowed if m.per_chip <= fewest.per_chip] or allowed  # otherwise more chips could do worse
     return max(no_better, key=lambda m: (m.per_chip, -m.all_chips)).counts if no_better else None
 
 
@@ -214,6 +222,7 @@ class _PricedCounts:
 
     @property
     def all_chips(self) -> int:
+        """Chips of all replicas."""
         return self.counts.replicas * self.chips
 
 
@@ -226,7 +235,7 @@ def replicas_for(least_per_s: float, per_s: float) -> int:
     return max(1, ceil(least_per_s / per_s * (1 - 1e-12)))
 
 
-_MOST_OF_FEWER = 20  # of the rarer kind: at 20 rounding the other's number loses at most 1/20
+_MOST_OF_FEWER = 20  # slices of the rarer kind: with 20, rounding the other's number loses at most 1/20
 
 
 def _fewest_chips(
@@ -258,8 +267,12 @@ def _pairs_within(ratio: float, chips: tuple[int, int], most_chips: int) -> list
     pairs = []
     few_chips, many_chips = chips if ratio < 1 else chips[::-1]
     for few in range(1, _MOST_OF_FEWER + 1):
-        exact, most = few * max(ratio, 1 / ratio), (most_chips - few * few_chips) // many_chips
-        pairs += [_in_order(few, many, ratio) for many in {min(floor(exact), most), min(ceil(exact), most)} if many > 0]
+        exact, most_many = few * max(ratio, 1 / ratio), (most_chips - few * few_chips) // many_chips
+        pairs += [
+            _in_order(few, many, ratio)
+            for many in {min(floor(exact), most_many), min(ceil(exact), most_many)}
+            if many > 0
+        ]
     return sorted(pairs)
 
 

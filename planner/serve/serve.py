@@ -33,6 +33,10 @@ def make_serving(serve_query: ServeQuery, progress: Progress = silent) -> PlanFi
     """Search both phases and rank the ways to serve.
 
     Raises `NothingFits` where there is none, and `KeyboardInterrupt` where an interrupt came before there was one.
+
+    Each phase is swept on its own: the best layout of every slice and batch. Pairs of these make the ways to serve,
+    which are filtered by the targets and ranked by the objective. With the solver "cp-sat", pairs that share their
+    weights are added (`planner.serve.coupled`).
     """
     started = time.perf_counter()
     swept = _swept(serve_query, progress)

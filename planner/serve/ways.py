@@ -157,6 +157,7 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
     """
 
     def key(candidate: Candidate) -> tuple[float, float, int]:
+        """Return the values to minimise."""
         return candidate.choice.step_s, -candidate.tokens_per_s_per_chip, candidate.slice_.chips
 
     by_chip: dict[str, list[Candidate]] = {}

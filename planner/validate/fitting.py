@@ -51,12 +51,15 @@ def fit(
     spread = np.array([PRIORS[name] for name in free]) / units
 
     def reached(x: Floats) -> Reached:
+        """Return the constants of a vector of free ones."""
         return msgspec.structs.replace(start, **dict(zip(free, (x * units).tolist(), strict=True)))
 
     def errors(x: Floats) -> Floats:
+        """Return the log errors [points] in units of the trusted error."""
         return np.asarray(np.log(terms.seconds(reached(x)) / measured_s) / TRUSTED)
 
     def residuals(x: Floats) -> Floats:
+        """Return the residuals to square and sum, with outliers softened and the priors appended."""
         log_errors = errors(x)
         soft_errors = np.sign(log_errors) * np.sqrt(2 * (np.sqrt(1 + log_errors**2) - 1))
         return np.concatenate([soft_errors, (x - first_values) / spread]) if priors else soft_errors

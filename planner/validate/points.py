@@ -36,9 +36,9 @@ def model_of(name: str | Model, heads: int | None = None, **attention: int) -> M
     return msgspec.structs.replace(model, groups=groups)
 
 
-def price_one(given: Layout, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
+def price_one(file_layout: Layout, slice_: Slice, model: Model, work: Workload, where: str) -> Plan:
     """Return the plan of a given layout at the workload's one batch."""
-    layout = bind_checked(given, slice_, components(model, work), Path(where))
+    layout = bind_checked(file_layout, slice_, components(model, work), Path(where))
     batch = work.batches[0]
     return price_layout(layout, slice_, model, work, batch, batch, speeds(slice_.chip, work.dtypes))
 
@@ -77,7 +77,7 @@ def data_sheet_of_steps(data: StepSet) -> tuple[list[float], list[float]]:
     slice_ = parse_slice(data.slice)
     bounds = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_.at_data_sheet))
     estimates = (_roof_and_comm_s(data, plan) for plan in plans_of(data, slice_at(slice_, "data-sheet")))
-    return [max(both) for both in bounds], [sum(both) for both in estimates]
+    return [max(terms) for terms in bounds], [sum(terms) for terms in estimates]
 
 
 def _roof_and_comm_s(data: StepSet, plan: Plan) -> tuple[float, float]:

@@ -40,11 +40,11 @@ def _bytes_per_token(data: LimitSet, point: Limit) -> float:
 def _kv_bytes(data: LimitSet, point: Limit, model: Model, context: int) -> float:
     """Return the bytes of cache on one device at a context."""
     block, *others = data.layout.layouts
-    given = msgspec.structs.replace(
+    layout = msgspec.structs.replace(
         data.layout, layouts=(msgspec.structs.replace(block, assignment=point.block), *others)
     )
     work = Workload(phase="decode", batches=(point.batch,), context=context, dtypes=Dtypes(kv=data.kv))
-    return price_one(given, parse_slice(data.slice), model, work, point.name).memory.kv_bytes
+    return price_one(layout, parse_slice(data.slice), model, work, point.name).memory.kv_bytes
 
 
 def score_serving(name: str, data: ServedSet) -> SetScore:

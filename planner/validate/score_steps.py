@@ -189,7 +189,11 @@ def _best_found(data: StepSet, reached: Reached, points: Sequence[Scored]) -> It
 
 
 def knee(data: StepSet, reached: Reached) -> float:
-    """Return the batch at which FLOPs take as long as reading the weights: the chapter's critical batch."""
+    """Return the batch at which FLOPs take as long as reading the weights: the chapter's critical batch.
+
+    It is (reached FLOP/s) / (reached HBM bytes/s) x bytes per weight / 2: a weight costs 2 FLOPs per sequence and is
+    read once.
+    """
     chip = parse_slice(data.slice).chip
     flops_per_s = reached.matmul * chip.device_flops_per_s(data.dtypes.compute)
     return flops_per_s / (reached.hbm * chip.device_hbm_bytes_per_s) * dtype_bytes(data.dtypes.weights) / 2

@@ -30,7 +30,7 @@ from planner.validate.score_steps import score_steps
 from planner.validate.scores import CALIBRATED, CHIP, SHEET, SetScore, Validation, errors_of
 
 SCHEMA = "meshwright.validation/1"
-_DIGITS = 6  # of constants in error bars
+_DIGITS = 6  # significant digits of constants in error bars
 
 
 def validate(

@@ -315,22 +315,22 @@ def test_specs_are_those_of_the_bound_programs(kind: str, phase: str) -> None:
     work = Workload(phase=phase, batches=(16,), context=32, dtypes=Dtypes())
     request = Query(model=drawn.MODELS[kind], slices=(parse_slice("v5e:2x4"),), work=work)
     problem = make_problem(request, request.slices[0])
-    (board,) = mesh_searches(problem, SearchResult())
-    side, names = PhaseRows(board, 0, 1.0, True, {}), NAMES[: len(board.mesh)]
+    (mesh_search,) = mesh_searches(problem, SearchResult())
+    side, names = PhaseRows(mesh_search, 0, 1.0, True, {}), NAMES[: len(mesh_search.mesh)]
     orders = orders_of(side)
     while long < 40:
-        i, state = random.randrange(len(side.rows)), random.randrange(len(board.state.residual))
-        residual, order = int(board.state.residual[state]), random.choice(orders[state])
+        i, state = random.randrange(len(side.rows)), random.randrange(len(mesh_search.state.residual))
+        residual, order = int(mesh_search.state.residual[state]), random.choice(orders[state])
         at = random.randrange(len(side.rows[i]))
-        joined, row = board.components[i], int(side.rows[i][at])
-        if not board.allowed(i, state)[joined.boundary[row]]:
+        component_rows, row = mesh_search.components[i], int(side.rows[i][at])
+        if not mesh_search.allowed(i, state)[component_rows.boundary[row]]:
             continue
-        table = joined.tables[joined.table_of[row]]
-        axes = tuple(table.choices[c] for c in table.rows[joined.row_of[row]])
-        cuts = tuple(CODES[c] for c in board.state.cuts[residual])
+        table = component_rows.tables[component_rows.table_of[row]]
+        axes = tuple(table.choices[c] for c in table.rows[component_rows.row_of[row]])
+        cuts = tuple(CODES[c] for c in mesh_search.state.cuts[residual])
         assigned = (Assigned(problem.components[i], table.body, axes),)
-        layout = bruteforce.make_layout(problem.slice_, board.mesh, cuts, order, assigned)
-        rates = tabulate_rates(problem.slice_, [(p,) for p in board.mesh])
+        layout = bruteforce.make_layout(problem.slice_, mesh_search.mesh, cuts, order, assigned)
+        rates = tabulate_rates(problem.slice_, [(p,) for p in mesh_search.mesh])
         found = specs([size_program(layout, b, rates, problem.fast, 16) for b in programs(layout)], work)
         for name, shape, dims in ordered(side.stored(i, at, residual), order):
             spec = found[f"{problem.components[i].name}/{name}"]

@@ -75,7 +75,7 @@ def test_chapter_8_doubled_slices_serve_more_per_chip(dtype: str) -> None:
 
 
 def drawn(seed: int) -> FleetProblem:
-    """A small random fleet: one or two chips, two to five servers, some barred pairs; quotas that bind and do not."""
+    """A small random fleet: one or two chips, two to five servers, some excluded pairs; quotas that bind and do not."""
     r = random.Random(seed)
     names = ["v5e", "v6e"][: r.randint(1, 2)]
     servers = []
@@ -85,9 +85,9 @@ def drawn(seed: int) -> FleetProblem:
         role = ROLES[i] if i < 2 else r.choice(ROLES)
         servers.append(Server(f"s{i}", r.choice(names), chips, role, rate, chips * price, r.random()))
     pairs = [(i, j) for i, j in product(range(len(servers)), repeat=2) if r.random() < 0.15]
-    barred = [(i, j) for i, j in pairs if (servers[i].role, servers[j].role) == ROLES]
+    excluded = [(i, j) for i, j in pairs if (servers[i].role, servers[j].role) == ROLES]
     demand = r.choice([float(r.randint(1, 30)), r.uniform(1, 30)])
-    return FleetProblem(servers, demand, {name: r.randint(2, 12) for name in names}, barred)
+    return FleetProblem(servers, demand, {name: r.randint(2, 12) for name in names}, excluded)
 
 
 def allowed(problem: FleetProblem, counts: Sequence[int]) -> bool:
@@ -157,7 +157,7 @@ def test_a_larger_quota_never_makes_it_worse() -> None:
             assert problem.cost(more.counts) <= problem.cost(less.counts)
 
 
-def test_fewer_barred_pairs_never_make_it_worse() -> None:
+def test_fewer_excluded_pairs_never_make_it_worse() -> None:
     """A looser target bars fewer pairs: the cost does not rise."""
     for seed in range(60):
         problem = drawn(seed)
@@ -271,7 +271,7 @@ def test_of_equal_costs_the_shorter_steps_win() -> None:
     assert solved(FleetProblem([slow, fast, prefill], 6.0, {"v5e": 20})) == (1, 0, 1)
 
 
-def test_barred_pairs_are_kept_apart() -> None:
+def test_excluded_pairs_are_never_both_used() -> None:
     """The cheap decode server that may not be with the only prefill server is not used."""
     servers = [server("prefill", 5.0), server("decode", 5.0, 1), server("decode", 5.0, 4)]
     assert solved(FleetProblem(servers, 5.0, {"v5e": 10})) == (1, 1, 0)
