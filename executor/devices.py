@@ -53,8 +53,8 @@ def prepare_environment(*, host_devices: int | None = None, platform: str = "cpu
     """
     real_tpu = platform == "tpu" and _tpu_is_here()
     platforms = "cpu,tpu" if real_tpu else "cpu,cuda" if platform == "gpu" else "cpu"
-    wanted = {"JAX_PLATFORMS": platforms} | ({"JAX_NUM_CPU_DEVICES": str(host_devices)} if host_devices else {})
-    for name, value in ((QUIET if not real_tpu else {}) | wanted).items():
+    variables = {"JAX_PLATFORMS": platforms} | ({"JAX_NUM_CPU_DEVICES": str(host_devices)} if host_devices else {})
+    for name, value in ((QUIET if not real_tpu else {}) | variables).items():
         os.environ.setdefault(name, value)
     if "jax" in sys.modules:
         _configure(host_devices)
@@ -104,21 +104,21 @@ def tpu_devices(slice_: Slice) -> tuple[jax.Device, ...]:
     if importlib.util.find_spec("libtpu") is None:
         raise Unavailable("the TPU compiler (libtpu) is not installed: pip install 'meshwright[tpu]'")
     prepare_environment()
-    devices = _described(slice_)
+    devices = _topology_devices(slice_)
     if len(devices) != slice_.devices:
         raise Unavailable(f"{slice_.name} has {slice_.devices} devices, but the TPU compiler sees {len(devices)}")
     return devices
 
 
-def _described(slice_: Slice) -> tuple[jax.Device, ...]:
+def _topology_devices(slice_: Slice) -> tuple[jax.Device, ...]:
     from jax.experimental import topologies
 
     options = topology_options(slice_)
     try:
-        description = topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options)
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=slice_.name, **options)
     except Exception as error:
         raise Unavailable(f"the installed TPU compiler does not know {slice_.name}: {first_line(error)}") from error
-    return tuple(description.devices)
+    return tuple(topology.devices)
 
 
 def topology_options(slice_: Slice) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def check_pieces(mesh_axes: MeshAxes, slice_: Slice) -> None:
     if not len(names) == len(sizes) == len(pieces) or len(set(names)) != len(names):
         raise InputError(f"mesh axes {names}: expected distinct names, and a size and pieces for each")
     known = [axis.name for axis in slice_.axes]
-    for piece in (piece for of_axis in pieces for piece in of_axis):
+    for piece in (piece for axis_pieces in pieces for piece in axis_pieces):
         if piece.axis not in known:
             raise InputError(f"mesh piece {piece}: {slice_.name} has the axes {', '.join(known)}")
 
@@ -167,7 +167,7 @@ def _places(
         return list(zip(np.ndindex(*mesh_axes.axis_sizes), devices, strict=True))
     if len(devices) != slice_.devices:
         raise InputError(f"the plan is for the {slice_.devices} devices of {slice_.name}, got {len(devices)}")
-    places = [place(mesh_axes, where) for where in coordinates(slice_, devices)]
+    places = [place(mesh_axes, device_coordinates) for device_coordinates in coordinates(slice_, devices)]
     if set(places) != set(np.ndindex(*mesh_axes.axis_sizes)) or len(set(places)) != len(devices):
         raise InputError(
             f"the pieces of mesh axes {dict(zip(mesh_axes.axis_names, mesh_axes.axis_sizes, strict=True))} "
@@ -176,15 +176,15 @@ def _places(
     return list(zip(places, devices, strict=True))
 
 
-def place(mesh_axes: MeshAxes, where: Coordinates) -> tuple[int, ...]:
+def place(mesh_axes: MeshAxes, device_coordinates: Coordinates) -> tuple[int, ...]:
     """A device's index in the mesh: along each axis the mixed radix of its pieces, major first."""
-    return tuple(_index(pieces, where) for pieces in mesh_axes.pieces)
+    return tuple(_index(pieces, device_coordinates) for pieces in mesh_axes.pieces)
 
 
-def _index(pieces: Sequence[Any], where: Coordinates) -> int:
+def _index(pieces: Sequence[Any], device_coordinates: Coordinates) -> int:
     index = 0
     for piece in pieces:
-        index = index * piece.size + where[piece.axis] // piece.stride % piece.size
+        index = index * piece.size + device_coordinates[piece.axis] // piece.stride % piece.size
     return index
 
 
@@ -195,9 +195,9 @@ def coordinates(slice_: Slice, devices: Sequence[jax.Device]) -> list[Coordinate
         sizes = [axis.size for axis in axes]
         rows = list(np.ndindex(*sizes))
     else:
-        coords = np.array([(*device.coords[: len(slice_.dims)], device.core_on_chip) for device in devices])
-        rows = [tuple(row)[: len(axes)] for row in coords - coords.min(axis=0)]
-    return [{axis.name: int(at) for axis, at in zip(axes, row, strict=True)} for row in rows]
+        physical = np.array([(*device.coords[: len(slice_.dims)], device.core_on_chip) for device in devices])
+        rows = [tuple(row)[: len(axes)] for row in physical - physical.min(axis=0)]
+    return [{axis.name: int(coordinate) for axis, coordinate in zip(axes, row, strict=True)} for row in rows]
 
 
 def _have_coordinates(devices: Sequence[jax.Device]) -> bool:

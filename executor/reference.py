@@ -56,10 +56,10 @@ def reference_logits(
 def _forward(
     model: Model, params: Params, tokens: jax.Array, positions: jax.Array, rope_theta: float, eps: float
 ) -> jax.Array:
-    wide = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
-    vocab = wide["vocab"]
+    float32_params = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), params)
+    vocab = float32_params["vocab"]
     x = jnp.take(vocab["Em"], tokens, axis=0)  # [B, T, D]; NaN for a token beyond V
-    for group, layer in _layers(model, wide):
+    for group, layer in _layers(model, float32_params):
         x = _layer(model, group, layer, x, positions, rope_theta, eps)
     x = _norm(model, x, vocab["norm"], eps)
     return jnp.einsum("btd,vd->btv", x, vocab.get("Um", vocab["Em"]))
@@ -168,26 +168,27 @@ def _mlp_shapes(mlp: Mlp, D: int) -> dict[str, tuple[int, ...]]:
 
 def _check_supported(group: LayerGroup) -> None:
     attention, mlp = group.attention, group.mlp
-    lacks = {
+    features = {
         "an output bias (o_bias)": attention.o_bias,
         "attention sinks": attention.sinks,
         "MLP biases": mlp.bias,
         "a parallel MoE block": group.parallel and mlp.moe,
         f"an odd head size (H={attention.H})": attention.H % 2 == 1,
     }
-    missing = [name for name, has in lacks.items() if has]
-    if missing:
-        raise InputError(f"the reference model cannot run {', '.join(missing)}")
+    unsupported = [name for name, has in features.items() if has]
+    if unsupported:
+        raise InputError(f"the reference model cannot run {', '.join(unsupported)}")
 
 
 def _check(model: Model, params: Params) -> None:
     """A wrong shape could broadcast and a tensor too many be ignored: the tree must be exactly the model's."""
-    need = {(c, t): shape for c, tensors in param_shapes(model).items() for t, shape in tensors.items()}
-    got = {(c, t): tuple(a.shape) for c, tensors in params.items() for t, a in tensors.items()}
-    for component, tensor in sorted(need.keys() | got.keys()):
-        wanted, given = need.get((component, tensor), "none"), got.get((component, tensor), "none")
-        if wanted != given:
-            raise InputError(f"parameter {component}/{tensor}: expected shape {wanted}, got {given}")
+    expected = {(c, t): shape for c, tensors in param_shapes(model).items() for t, shape in tensors.items()}
+    actual = {(c, t): tuple(a.shape) for c, tensors in params.items() for t, a in tensors.items()}
+    for component, tensor in sorted(expected.keys() | actual.keys()):
+        expected_shape = expected.get((component, tensor), "none")
+        actual_shape = actual.get((component, tensor), "none")
+        if expected_shape != actual_shape:
+            raise InputError(f"parameter {component}/{tensor}: expected shape {expected_shape}, got {actual_shape}")
 
 
 def _layer(
@@ -268,5 +269,5 @@ def _moe(mlp: Mlp, p: Tensors, n: jax.Array) -> jax.Array:
     weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     gates = jnp.sum(weights[..., None] * jax.nn.one_hot(experts, mlp.E, dtype=n.dtype), axis=-2)  # [B, T, E]
     matrices = {name: p[name] for name in ("Wi", "Wg", "Wo") if name in p}
-    outputs = jax.vmap(lambda one: _mlp(mlp, one, n))(matrices)  # [E, B, T, D]
+    outputs = jax.vmap(lambda expert_weights: _mlp(mlp, expert_weights, n))(matrices)  # [E, B, T, D]
     return jnp.einsum("bte,ebtd->btd", gates, outputs)

@@ -44,7 +44,7 @@ class Report(Value, frozen=True, kw_only=True):
     holds: bool
 
     @property
-    def only_informational(self) -> bool:
+    def only_told(self) -> bool:
         """Return whether the plan is what its file says, and no level judged what it does."""
         return {r.status for r in self.levels[:1]} == {PASSED} and {r.status for r in self.levels[1:]} == {TOLD}
 
@@ -61,6 +61,6 @@ def skipped(level: str, mode: str, reason: str) -> Level:
     return Level(level=level, mode=mode, status=SKIPPED, reason=reason)
 
 
-def informational(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
+def unjudged(level: str, mode: str, reason: str, notes: tuple[str, ...]) -> Level:
     """A level that ran, and has nothing to hold what it found against; it never counts as passed."""
     return Level(level=level, mode=mode, status=TOLD, reason=reason, notes=notes)

@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from executor.run.blocks import LEAST, TINY
-from executor.run.context import Array, Context, wide
+from executor.run.blocks import MASKED_SCORE, TINY
+from executor.run.context import Array, Context, float32
 
 State = tuple[Array, Array, Array]  # output [B, K, M, T, H], top score and sum of weights [B, K, M, T], in float32
 
@@ -33,8 +33,8 @@ def update(cache: Array, names: tuple[str, ...], new: Array, index: Array, at: A
 def rope(x: Array, pos: Array, context: Context) -> Array:
     """Turns the pairs (i, i + H/2) of `[..., heads, H]` by pos * theta^(-2i/H)."""
     half = x.shape[-1] // 2
-    angles = wide(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    left, right, cos, sin = wide(x[..., :half]), wide(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
+    angles = float32(pos)[..., None, None] * context.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    left, right, cos, sin = float32(x[..., :half]), float32(x[..., half:]), jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)
 
 
@@ -45,7 +45,7 @@ def attend(q: Array, k: Array, v: Array, pos: Array, at: Array, context: Context
     S = k.shape[1]
     block = S if decode else _divisor(S, context.block)
     B, T, K, M, H = q.shape
-    top = jnp.full((B, K, M, T), LEAST, jnp.float32)
+    top = jnp.full((B, K, M, T), MASKED_SCORE, jnp.float32)
     state = (jnp.zeros((B, K, M, T, H), jnp.float32), top, jnp.zeros_like(top))
 
     def visit(state: Any, i: Array) -> tuple[Any, None]:
@@ -73,7 +73,7 @@ def _absorbed(state: State, q: Array, pos: Array, k: Array, v: Array, at: Array,
     age = pos[:, :, None] - at[:, None, :]
     seen = (age >= 0) & (at >= 0)[:, None] & (True if context.window is None else age < context.window)
     seen = seen[:, None, None]
-    top = jnp.maximum(state[1], jnp.max(jnp.where(seen, scores, LEAST), axis=-1))
+    top = jnp.maximum(state[1], jnp.max(jnp.where(seen, scores, MASKED_SCORE), axis=-1))
     weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0.0)
     kept = jnp.exp(state[1] - top)
     return (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from executor.compiler.expected import ExpectedCollective, promises, widths
+from executor.compiler.expected import ExpectedCollective, expected_collectives, widths
 from executor.compiler.hlo import Collective, collectives, sent_share
 from executor.compiler.rewrites import CollectiveDiff, Difference, Rewrite, compare_collectives
 from executor.verdict import Finding, Level, verdict
@@ -28,7 +28,7 @@ _NO_SCOPES = ("while", "body", "closed_call", "eval_jaxpr", "cond")  # JAX's own
 
 def judge_collectives(plan: Plan, text: str, sizes: Sizes, level: str, mode: str) -> Level:
     """The level of a compiled program on a mesh of these sizes."""
-    promised = promises(plan.cost.steps, sizes, widths(plan))
+    promised = expected_collectives(plan.cost.steps, sizes, widths(plan))
     parts = list(_parts(promised, collectives(text), sizes))
     findings = tuple(f for part in parts for f in part.findings())
     notes = tuple(note for part in parts for note in part.notes())
@@ -50,7 +50,7 @@ def _compared(promised: Sequence[ExpectedCollective], compiled: Sequence[Collect
     for name in names:
         ours = [p for p in promised if _component(p) == name]
         own = [c for c in compiled if _component_of(c) == name]
-        unused = {id(c) for d in compare_collectives(ours, own + nameless, sizes).differences for c in d.found}
+        unused = {id(c) for d in compare_collectives(ours, own + nameless, sizes).differences for c in d.compiled}
         parts.append(compare_collectives(ours, own + [c for c in nameless if id(c) not in unused], sizes))
         nameless = [c for c in nameless if id(c) in unused]
     parts.append(compare_collectives((), nameless, sizes))
@@ -99,14 +99,14 @@ class _Unmatched:
     sizes: Sizes
 
     @cached_property
-    def promised(self) -> tuple[ExpectedCollective, ...]:
+    def expected(self) -> tuple[ExpectedCollective, ...]:
         """Return the priced collectives."""
-        return tuple(dict.fromkeys(p for one in self.items for p in one.promised))
+        return tuple(dict.fromkeys(p for one in self.items for p in one.expected))
 
     @cached_property
-    def found(self) -> tuple[Collective, ...]:
+    def compiled(self) -> tuple[Collective, ...]:
         """Return the compiled collectives, some of which may serve others, too."""
-        return tuple(dict.fromkeys(c for one in self.items for c in one.found))
+        return tuple(dict.fromkeys(c for one in self.items for c in one.compiled))
 
     @property
     def extra(self) -> float:
@@ -116,37 +116,37 @@ class _Unmatched:
     @property
     def excess(self) -> float:
         """Bytes sent beyond the price, twice that of what may be reduced as a whole; at most 0: that is well."""
-        twice = _promised_bytes([p for p in self.promised if self._may_double(p)], self.sizes)
-        return self.extra - twice - (SLACK - 1) * _promised_bytes(self.promised, self.sizes)
+        twice = _promised_bytes([p for p in self.expected if self._may_double(p)], self.sizes)
+        return self.extra - twice - (SLACK - 1) * _promised_bytes(self.expected, self.sizes)
 
     def _may_double(self, p: ExpectedCollective) -> bool:
-        reduced = [c for c in self.found if c.kind == "AllReduce" and c.axes(self.sizes) == p.axes]
+        reduced = [c for c in self.compiled if c.kind == "AllReduce" and c.axes(self.sizes) == p.axes]
         as_sum = p.kind == "AllGather" and sum(c.elements for c in reduced) == p.elements
         return p.kind == "ReduceScatter" or as_sum
 
     def note(self) -> str:
         """Return a line that names the compiled collectives and the priced ones that they replace."""
-        wanted = "; ".join(_priced(p, self.sizes) for p in self.promised) or "nothing"
-        return f"instead of {wanted} XLA does {_counted(self.found, self.sizes)}, {_mb(self.extra)}"
+        wanted = "; ".join(_priced(p, self.sizes) for p in self.expected) or "nothing"
+        return f"instead of {wanted} XLA does {_counted(self.compiled, self.sizes)}, {_mb(self.extra)}"
 
     def findings(self) -> Iterator[Finding]:
         """The largest collectives, until they make up what is sent too much."""
         excess = self.excess
-        for c in sorted(self.found, key=lambda c: (-_of_collective(c), c.name)):
+        for c in sorted(self.compiled, key=lambda c: (-_of_collective(c), c.name)):
             if excess <= 0:
                 return
             excess -= _of_collective(c)
-            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_said(c, self.sizes)}")
+            yield Finding(what=tensor_of(c), promised=self._instead(c), found=f"XLA added {_told(c, self.sizes)}")
 
     @cached_property
     def tensors(self) -> set[str]:
         """Return the tensors that the collectives carry."""
-        return {name for p in self.promised for name in _written(p)} | {tensor_of(c) for c in self.found}
+        return {name for p in self.expected for name in _written(p)} | {tensor_of(c) for c in self.compiled}
 
     def _instead(self, c: Collective) -> str:
         """Return the priced collectives of the tensor, or else of its component."""
-        ours = [p for p in self.promised if tensor_of(c) in _written(p)]
-        ours = ours or [p for p in self.promised if _component(p) == _component_of(c)]
+        ours = [p for p in self.expected if tensor_of(c) in _written(p)]
+        ours = ours or [p for p in self.expected if _component(p) == _component_of(c)]
         return "; ".join(_priced(p, self.sizes) for p in ours) or "nothing"
 
 
@@ -169,7 +169,7 @@ class _Part:
     @cached_property
     def _kept(self) -> list[Rewrite]:
         """Rewrites that at most double what is sent."""
-        return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.promised, self.sizes)]
+        return [r for r in self.outcome.rewrites if r.extra_bytes <= _promised_bytes(r.expected, self.sizes)]
 
     @cached_property
     def _lots(self) -> list[_Unmatched]:
@@ -180,7 +180,7 @@ class _Part:
         for one in left:
             groups.setdefault(_about(one, self.sizes), []).append(one)
         matches = [_Unmatched(tuple(items), self.sizes) for items in groups.values()]
-        well = [match for match in matches if match.promised and match.found and match.excess <= 0]
+        well = [match for match in matches if match.expected and match.compiled and match.excess <= 0]
         rest = tuple(one for match in matches if match not in well for one in match.items)
         return _joined(well, _Unmatched(rest, self.sizes))
 
@@ -191,14 +191,14 @@ class _Part:
     def notes(self) -> Iterator[str]:
         """Rewrites, and what comes instead of what was priced, where it is not too much."""
         yield from map(_rewrite, self._kept)
-        yield from (match.note() for match in self._lots if match.excess <= 0 and (match.found or match.promised))
+        yield from (match.note() for match in self._lots if match.excess <= 0 and (match.compiled or match.expected))
 
 
 def _about(one: Difference | Rewrite, sizes: Sizes) -> tuple[str, tuple[str, ...] | None]:
     """Component and axes."""
-    if one.promised:
-        return _component(one.promised[0]), one.promised[0].axes
-    return _component_of(one.found[0]), one.found[0].axes(sizes)
+    if one.expected:
+        return _component(one.expected[0]), one.expected[0].axes
+    return _component_of(one.compiled[0]), one.compiled[0].axes(sizes)
 
 
 def _component(p: ExpectedCollective) -> str:
@@ -226,7 +226,7 @@ def _short(c: Collective, sizes: Sizes) -> str:
     return f"{c.kind} over {''.join(axes) if axes else 'no mesh axes'} of {c.elements} {kinds}, {c.runs} times"
 
 
-def _said(c: Collective, sizes: Sizes) -> str:
+def _told(c: Collective, sizes: Sizes) -> str:
     return f"{_short(c, sizes)} ({_mb(_of_collective(c))}; op {c.op_name or c.name})"
 
 
@@ -237,8 +237,8 @@ def _priced(p: ExpectedCollective, sizes: Sizes) -> str:
 
 
 def _rewrite(r: Rewrite) -> str:
-    did = ", ".join(dict.fromkeys(f"{c.kind} in {tensor_of(c)}" for c in r.found))
-    return f"{r.kind}: {'; '.join(p.text for p in r.promised)} runs as {did}, {_mb(r.extra_bytes)}"
+    did = ", ".join(dict.fromkeys(f"{c.kind} in {tensor_of(c)}" for c in r.compiled))
+    return f"{r.kind}: {'; '.join(p.text for p in r.expected)} runs as {did}, {_mb(r.extra_bytes)}"
 
 
 def _mb(nbytes: float) -> str:

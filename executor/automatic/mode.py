@@ -33,7 +33,7 @@ class Automatic(Engine):
 
     @cached_property
     def _plain(self) -> Plain:
-        return Plain(self.model, self.units, self._placed, self._parts)
+        return Plain(self.model, self.components, self._placed, self._parts)
 
     def _placed(self, unit: RunnableComponent, name: str, dims: str, x: Array) -> Array:
         """`x` where the constraints of that name for these dims want it, one after the other."""
@@ -83,7 +83,7 @@ def automatic_engine(
 ) -> Automatic:
     """The engine of a plan in automatic mode, under these constraints."""
     made = engine_of(loaded, mesh, options)
-    return Automatic(made.model, made.work, made.mesh, made.units, made.options, constraints)
+    return Automatic(made.model, made.work, made.mesh, made.components, made.options, constraints)
 
 
 def _group(unit: RunnableComponent) -> str:

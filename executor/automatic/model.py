@@ -18,7 +18,7 @@ from jax import lax
 
 from executor.automatic.attention import attend, rope, update
 from executor.automatic.moe import combined, dispatched, routed, slots_of
-from executor.run.context import Array, Context, subscripts, wide
+from executor.run.context import Array, Context, float32, subscripts
 from executor.run.prompts import stored_slots
 from executor.run.runnable import RunnableComponent, Stored
 from executor.run.steps_attention import last_written
@@ -39,14 +39,14 @@ class Plain:
     """A model's steps; `ends` and `pos` as in `executor.run.model_step`."""
 
     model: Model
-    units: tuple[RunnableComponent, ...]
+    components: tuple[RunnableComponent, ...]
     place: Place
     parts: Parts
 
     @property
     def vocab(self) -> RunnableComponent:
         """The vocabulary."""
-        return next(u for u in self.units if u.component.kind == "vocab")
+        return next(u for u in self.components if u.component.kind == "vocab")
 
     def decode(self, logits: bool, params: Tree, cache: Tree, tok: Array, pos: Array) -> tuple[Any, ...]:
         """(next tokens, their logits or None, the caches with what was appended)."""
@@ -82,14 +82,14 @@ class Plain:
         l = ops.product("l", "BV", (ops.normed(R, p["norm"]), "BD"), (p.get("Um", p["Em"]), "VD"))  # noqa: E741
         real = jnp.arange(l.shape[-1]) < self.vocab.context.real["V"]
         with jax.named_scope("vocab/t"):
-            token = jnp.argmax(jnp.where(real, wide(l), -jnp.inf), axis=-1).astype(jnp.int32)
+            token = jnp.argmax(jnp.where(real, float32(l), -jnp.inf), axis=-1).astype(jnp.int32)
         return token, l if logits else None
 
     def _layers(
         self, number: int, group: LayerGroup, params: Tree, cache: Tree, R: Array, pos: Array
     ) -> tuple[Array, Tree, Tree]:
         """A layer group: the residual after it, the caches held, and the caches made (of prompts, stacked)."""
-        ours = [u for u in self.units if number in u.component.groups]
+        ours = [u for u in self.components if number in u.component.groups]
         ours.sort(key=lambda u: u.component.kind != "attention")
         first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in ours}
 
@@ -117,7 +117,7 @@ def _of_layer(unit: RunnableComponent, name: str, x: Array, layer: Array) -> Arr
 
 
 def _made_of(unit: RunnableComponent, weight: str) -> str:
-    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the reshard reads."""
+    """The tensor that a weight, gathered or not, is multiplied into; `n` for the norm's, which the glue reads."""
     for step in (step for body in unit.bodies for step in body.steps):
         names = [t.name for t in step.inputs]
         if weight in names and len(names) == len(step.outputs):  # moved, alone or with others
@@ -176,10 +176,10 @@ class Ops:
     def normed(self, R: Array, g: Array) -> Array:
         """The input `n` of the component."""
         with self._scope("n"):
-            x = wide(R)
+            x = float32(R)
             if self.plain.model.norm == "layer":
                 x = x - jnp.mean(x, axis=-1, keepdims=True)
-            n = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self._context.eps) * wide(g)
+            n = x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self._context.eps) * float32(g)
             n = n.astype(self._context.activations)
         return self._placed("n", self.dims, n)
 
@@ -209,9 +209,9 @@ class Ops:
         h = self.product("h", t + "F", (n, t + "D"), (p["Wi"], e + "DF"))
         if "Wg" in p:
             u = self.product("u", t + "F", (n, t + "D"), (p["Wg"], e + "DF"))
-            a = jax.nn.silu(wide(u)) * wide(h)
+            a = jax.nn.silu(float32(u)) * float32(h)
         else:
-            a = jax.nn.gelu(wide(h), approximate=True)
+            a = jax.nn.gelu(float32(h), approximate=True)
         return self._placed("a", t + "F", a.astype(self._context.activations))
 
     def _moe(self, n: Array, p: Weights) -> Array:
@@ -282,8 +282,8 @@ class Ops:
         return self._placed("Q", t + "KMH", q), self._placed("k", t + "KH", k), self._placed("v", t + "KH", v)
 
     def _head_norm(self, x: Array, g: Array) -> Array:
-        y = wide(x)
-        return (y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self._context.eps) * wide(g)).astype(x.dtype)
+        y = float32(x)
+        return (y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self._context.eps) * float32(g)).astype(x.dtype)
 
     def _in_order(self, x: Array, stored: Stored) -> Array:
         order = ["BSKH".index(d) for d in stored.type.names]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from executor.run.context import Array, Context, wide
+from executor.run.context import Array, Context, float32
 from executor.run.steps_moe import capacity
 
 
@@ -19,7 +19,7 @@ def routed(logits: Array, context: Context) -> tuple[Array, Array]:
     They are sorted: of `lax.top_k` XLA's CPU compiler first gathers all tokens.
     """
     number = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    shares = jax.nn.softmax(jnp.where(number < context.real["E"], wide(logits), -jnp.inf), axis=-1)
+    shares = jax.nn.softmax(jnp.where(number < context.real["E"], float32(logits), -jnp.inf), axis=-1)
     least, order = lax.sort((-shares, number), num_keys=1)  # equal shares: the lowest number first
     weights, experts = -least[..., : context.sizes["k"]], order[..., : context.sizes["k"]]
     return weights / jnp.sum(weights, axis=-1, keepdims=True), experts
@@ -43,5 +43,5 @@ def combined(y: Array, slots: Array, weights: Array, experts: Array) -> Array:
     E = jnp.arange(slots.shape[0])[:, None, None]
     ours = jnp.take(experts, slots, axis=0, mode="fill", fill_value=-1) == E  # [E, C, k]
     share = jnp.sum(jnp.where(ours, jnp.take(weights, slots, axis=0, mode="fill", fill_value=0), 0), axis=-1)
-    rows = (wide(y) * share[..., None]).astype(y.dtype)
+    rows = (float32(y) * share[..., None]).astype(y.dtype)
     return jnp.zeros((experts.shape[0], y.shape[-1]), y.dtype).at[slots].add(rows, mode="drop")

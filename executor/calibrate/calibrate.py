@@ -92,7 +92,7 @@ def calibrate(
     progress("measuring memory")
     fits.append(stream_fit(mesh, effort, launch.value))
     links = link_fits(list(collective_samples(mesh, effort, progress)), launch.value) if mesh.size > 1 else ()
-    return made(devices, mesh, (*fits, *links))
+    return calibration_of(devices, mesh, (*fits, *links))
 
 
 def device_mesh(platform: str, count: int | None = None) -> Mesh:
@@ -106,11 +106,13 @@ def device_mesh(platform: str, count: int | None = None) -> Mesh:
         raise InputError(f"count {count}: expected at most {MOST_HOST_DEVICES} devices of the host's CPU", "count")
     with contextlib.suppress(RuntimeError):  # devices are in use already: there are as many as there are
         prepare_environment(host_devices=(count or HOST_DEVICES) if platform == "cpu" else None, platform=platform)
-    have = platform_devices(platform)
-    wanted = count or (min(HOST_DEVICES, len(have)) if platform == "cpu" else len(have)) or 1
-    if len(have) < wanted:
-        raise Unavailable(f"needs {wanted} {platform} devices, and JAX has {len(have)} here{_how_to_get(platform)}")
-    return Mesh(np.array(have[:wanted]), ("x",), axis_types=(AxisType.Auto,))
+    available = platform_devices(platform)
+    wanted = count or (min(HOST_DEVICES, len(available)) if platform == "cpu" else len(available)) or 1
+    if len(available) < wanted:
+        raise Unavailable(
+            f"needs {wanted} {platform} devices, and JAX has {len(available)} here{_how_to_get(platform)}"
+        )
+    return Mesh(np.array(available[:wanted]), ("x",), axis_types=(AxisType.Auto,))
 
 
 def _how_to_get(platform: str) -> str:
@@ -121,31 +123,31 @@ def _how_to_get(platform: str) -> str:
 def on_all(mesh: Mesh, local: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
     """`local` on every device at once, each on the same noise of these shapes; to be called."""
     spec = PartitionSpec(mesh.axis_names)
-    where, draw = NamedSharding(mesh, spec), np.random.default_rng(0)
+    sharding, generator = NamedSharding(mesh, spec), np.random.default_rng(0)
 
     def placed(shape: tuple[int, ...]) -> Any:
-        noise = draw.standard_normal((1, *shape), np.float32)
+        noise = generator.standard_normal((1, *shape), np.float32)
         noise = (noise * shape[-1] ** -0.5 if jnp.issubdtype(dtype, jnp.floating) else noise).astype(dtype)
-        return jax.make_array_from_callback((mesh.size, *shape), where, lambda _: noise)
+        return jax.make_array_from_callback((mesh.size, *shape), sharding, lambda _: noise)
 
-    given = [placed(shape) for shape in shapes]
-    each = lambda *xs: local(*(x[0] for x in xs))[None]  # noqa: E731
-    run = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    return lambda: run(*given)
+    inputs = [placed(shape) for shape in shapes]
+    on_device = lambda *xs: local(*(x[0] for x in xs))[None]  # noqa: E731
+    run = jax.jit(jax.shard_map(on_device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    return lambda: run(*inputs)
 
 
 def matmul_s(mesh: Mesh, name: str, rows: int, side: int, launch_s: float, *, runs: int = 8, repeats: int = 5) -> float:
     """Seconds of a matmul [rows, side] x [side, side] in a dtype, on every device at once; one after the other."""
-    dtype, wide = dtype_of(name), jnp.int32 if name == "int8" else jnp.float32
+    dtype, accumulator = dtype_of(name), jnp.int32 if name == "int8" else jnp.float32
 
     def chain(a: Any, b: Any) -> Any:
-        return lax.fori_loop(0, runs, lambda _, x: jnp.dot(x, b, preferred_element_type=wide).astype(dtype), a)
+        return lax.fori_loop(0, runs, lambda _, x: jnp.dot(x, b, preferred_element_type=accumulator).astype(dtype), a)
 
     run = on_all(mesh, chain, (rows, side), (side, side), dtype=dtype)
-    return _without(median_seconds(run, repeats), launch_s) / runs
+    return _without_launch(median_seconds(run, repeats), launch_s) / runs
 
 
-def _without(seconds: float, launch_s: float) -> float:
+def _without_launch(seconds: float, launch_s: float) -> float:
     """Return a program's time without its launch, which is never more than half of it."""
     return max(seconds - launch_s, seconds / 2)
 
@@ -162,10 +164,10 @@ def stream_fit(mesh: Mesh, effort: Effort, launch_s: float) -> LinkFit:
     side, runs = int((effort.stream_bytes / 4) ** 0.5), 4
     sums = on_all(mesh, lambda x: lax.fori_loop(0, runs, lambda _, s: jnp.sum(x + s), 0.0), (side, side))
     seconds = {
-        "sum": _without(median_seconds(sums, effort.repeats), launch_s) / runs,
+        "sum": _without_launch(median_seconds(sums, effort.repeats), launch_s) / runs,
         "vector x matrix": matmul_s(mesh, "f32", 1, side, launch_s, runs=runs, repeats=effort.repeats),
     }
-    rates = {name: 4 * side * side / each for name, each in seconds.items()}
+    rates = {name: 4 * side * side / read_s for name, read_s in seconds.items()}
     others = ", ".join(f"{name} {rate:.3g}" for name, rate in rates.items())
     note = f"best of {others}; {4 * side * side / 1e6:.0f} MB per device"
     return LinkFit(name="hbm_bytes_per_s", value=max(rates.values()), unit="bytes/s", note=note)
@@ -191,15 +193,16 @@ def collective_samples(mesh: Mesh, effort: Effort, progress: Progress = lambda _
 def _sample(mesh: Mesh, kind: str, nbytes: float, effort: Effort) -> LinkSample:
     """V is of the gathered array, so n times what a device holds in an AllToAll; of a permute it is the shard."""
     n = mesh.shape["x"]
-    each = max(1, round(nbytes / 4 / (n * n if kind == "AllToAll" else n)))  # a whole number of f32 on each device
-    local = each if kind == "AllGather" else each * n
-    seconds = median_seconds(on_all(mesh, _chained(kind, n, effort.runs), (local,)), effort.repeats)
+    shards = n * n if kind == "AllToAll" else n
+    shard_elements = max(1, round(nbytes / 4 / shards))  # a whole number of f32 on each device
+    local = shard_elements if kind == "AllGather" else shard_elements * n
+    seconds = median_seconds(on_all(mesh, _chain(kind, n, effort.runs), (local,)), effort.repeats)
     per_byte, hops = unit_rates(kind, n)
-    V = 4.0 * each * n * (n if kind == "AllToAll" else 1)
+    V = 4.0 * shard_elements * n * (n if kind == "AllToAll" else 1)
     return LinkSample(kind=kind, runs=effort.runs, moved=V * per_byte, hops=hops, seconds=seconds)
 
 
-def _chained(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
+def _chain(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
     """`runs` collectives, each of what the one before gave, cut to the shape that it started from."""
     once: dict[str, Callable[[Any], Any]] = {
         "AllGather": lambda x: _untyped.all_gather(x, "x", tiled=True)[: x.shape[0]],
@@ -211,27 +214,27 @@ def _chained(kind: str, n: int, runs: int) -> Callable[[Any], Any]:
     return lambda x: lax.fori_loop(0, runs, lambda _, y: once[kind](y), x)
 
 
-def made(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
+def calibration_of(name: str, mesh: Mesh, fits: Sequence[LinkFit]) -> Calibration:
     """The chip of these fits. One device has no link: its memory's bandwidth stands in, and the chip says so."""
     value = {fit.name: fit.value for fit in fits}
     device = mesh.devices.flat[0]
-    held = memory_bytes(device, mesh.size)
-    if not held:
+    memory = memory_bytes(device, mesh.size)
+    if not memory:
         raise Unavailable(f"{device.device_kind} does not say how much memory it has")
     rates = {
         "flops_per_s": {n.split(".")[1]: v for n, v in value.items() if n.startswith("flops_per_s.")},
-        "hbm_bytes": held,
+        "hbm_bytes": memory,
         "hbm_bytes_per_s": value["hbm_bytes_per_s"],
-        "usable_hbm_bytes_per_device": USABLE * held,
+        "usable_hbm_bytes_per_device": USABLE * memory,
         "link_bytes_per_s": value.get("link_bytes_per_s", value["hbm_bytes_per_s"]),
         "hop_latency_s": value.get("hop_latency_s", 1e-6),
     }
-    of = f"{mesh.size} x {device.device_kind}"
+    device_text = f"{mesh.size} x {device.device_kind}"
     sources = {
         "hbm_bytes": "the host's memory, shared" if name == "cpu" else "what the runtime lets a program use",
         "usable_hbm_bytes_per_device": f"assumption: {USABLE} of hbm_bytes",
         **dict.fromkeys(("link_bytes_per_s", "hop_latency_s"), "assumption: one device has no link"),
-        **_sources(fits, f"{CALIBRATED_FROM} {of}, all at once, on {datetime.date.today()}"),
+        **_sources(fits, f"{CALIBRATED_FROM} {device_text}, all at once, on {datetime.date.today()}"),
     }
     chip = measured_chip(name, mesh.size, rates, sources, any_number=name != "cpu")
     return Calibration(chip=chip, fits=tuple(fits), launch_s=value["launch_s"])
@@ -241,10 +244,10 @@ def _sources(fits: Sequence[LinkFit], how: str) -> dict[str, str]:
     """Return the source that the chip file states for each measured field."""
     sources: dict[str, str] = {}
     for fit in fits:
-        field, _, which = fit.name.partition(".")
+        field, _, variant = fit.name.partition(".")
         if field in Chip.__struct_fields__:
-            said = f"{which} {fit.quality}".strip()
-            sources[field] = f"{sources[field]}; {said}" if field in sources else f"{how}: {said}"
+            text = f"{variant} {fit.quality}".strip()
+            sources[field] = f"{sources[field]}; {text}" if field in sources else f"{how}: {text}"
     return sources
 
 

@@ -78,24 +78,24 @@ def link_fits(samples: Sequence[LinkSample], launch_s: float) -> tuple[LinkFit, 
     return (*_link_fit(samples, launch_s, ""), *(fit for fits in own for fit in fits))
 
 
-def _link_fit(samples: Sequence[LinkSample], launch_s: float, of: str) -> tuple[LinkFit, LinkFit]:
+def _link_fit(samples: Sequence[LinkSample], launch_s: float, suffix: str) -> tuple[LinkFit, LinkFit]:
     work = np.array([[s.runs * s.moved, s.runs * s.hops] for s in samples])  # [samples, bytes and hops]
     seconds = np.array([s.seconds for s in samples])
 
     def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        logs_off: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
-        return logs_off
+        log_errors: NDArray[np.float64] = np.log((launch_s + (work * np.exp(logs)).max(axis=1)) / seconds)
+        return log_errors
 
     start = np.log((seconds[:, None] / work).min(axis=0))  # each term alone explains at most the quickest
     logs = least_squares(errors, start, loss="soft_l1", f_scale=0.1).x
-    off = np.abs(np.expm1(errors(logs)))
+    relative_errors = np.abs(np.expm1(errors(logs)))
     per_byte, hop_s = map(float, np.exp(logs))
     link = LinkFit(
-        name=f"link_bytes_per_s{of}",
+        name=f"link_bytes_per_s{suffix}",
         value=1 / per_byte,
         unit="bytes/s",
         points=len(samples),
-        median_error=float(np.median(off)),
-        tenth_error=float(np.quantile(off, 0.9)),
+        median_error=float(np.median(relative_errors)),
+        tenth_error=float(np.quantile(relative_errors, 0.9)),
     )
-    return link, replace(link, name=f"hop_latency_s{of}", value=hop_s, unit="s")
+    return link, replace(link, name=f"hop_latency_s{suffix}", value=hop_s, unit="s")

@@ -1,1 +1,1 @@
-"""Compiled programs: their memory, their HLO, and their collectives beside those that were priced."""
+"""Compiled programs: compiling for a slice, reading HLO text, and comparing its collectives with the priced ones."""

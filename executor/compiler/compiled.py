@@ -1,6 +1,7 @@
-"""Compiling for a slice that may not be there: what the compiler says of memory, the program's text, or why not.
+"""Compile a function for a slice that this machine need not have, and return the program's memory and HLO text.
 
-A program that does not fit is a value, `DoesNotFit`, since a verdict is asked for on both sides of the edge.
+A program that does not fit into HBM is a value, `DoesNotFit`, rather than an error, because levels judge programs that
+fit as well as programs that do not.
 """
 
 from __future__ import annotations
@@ -28,32 +29,38 @@ _TOO_BIG = (
 
 
 class CompileFailed(Exception):
-    """The compiler rejected a program for another reason than its size: one line."""
+    """The compiler rejected a program for another reason than its size; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoesNotFit:
-    """The compiler's verdict on a program that is too big for one device's HBM, as precise as it prints it."""
+    """A program that is too big for one device: the bytes that it needs and the bytes that it may use.
+
+    Both are as precise as the compiler prints them, in GiB with two decimals.
+    """
 
     need_bytes: float
     have_bytes: float
 
-    def told(self, planned_bytes: float) -> str:
-        """Both in words, and how much less this compiler lets a program use than was planned with, if it is less.
+    def describe(self, planned_bytes: float) -> str:
+        """Return both numbers in words, and how many bytes fewer are usable than the plan assumed, if fewer.
 
-        >>> DoesNotFit(102.811e9, 102.789e9).told(planned_bytes=102.803e9)
+        >>> DoesNotFit(102.811e9, 102.789e9).describe(planned_bytes=102.803e9)
         '102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with: the limit of the installed compiler)'
         """
         text = f"{gb(self.need_bytes)} needed, {gb(self.have_bytes)} usable"
-        less = planned_bytes - self.have_bytes
-        if less <= PRINTED_WITHIN_BYTES:
+        missing_bytes = planned_bytes - self.have_bytes
+        if missing_bytes <= PRINTED_WITHIN_BYTES:
             return text
-        return f"{text} ({less / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
+        return f"{text} ({missing_bytes / 1e6:.0f} MB less than planned with: the limit of the installed compiler)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A compiled program: bytes per device, its HLO text, and what compiling took."""
+    """A compiled program: its bytes per device, its HLO text, and the seconds that compiling took.
+
+    `alias_bytes`: bytes of results that reuse the memory of donated arguments, such as a KV cache updated in place.
+    """
 
     argument_bytes: int
     output_bytes: int
@@ -65,7 +72,7 @@ class Compiled:
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes that are in HBM at once; outputs that reuse arguments count once."""
+        """The bytes that must be in HBM at once; results that reuse arguments count once."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.code_bytes
 
 
@@ -76,10 +83,14 @@ def compile_on(
     donate: Sequence[int] = (),
     hbm_bytes: float | None = None,
 ) -> Compiled | DoesNotFit:
-    """Compile `fn` for ShapeDtypeStructs whose NamedShardings lie on devices of the slice (see `devices`).
+    """Compile `fn` for ShapeDtypeStructs whose NamedShardings lie on devices of the slice.
 
-    `fn` is a plain or sharded function, or jitted already. `donate` numbers the arguments that may be overwritten.
-    `hbm_bytes`: how much HBM the compiler is told that a TPU has, where it is less than the TPU's own.
+    `fn`: a function, or the result of `jax.jit`. `args`: its abstract arguments; `executor.devices.tpu_devices` gives
+    devices that need no TPU. `donate`: the numbers of the arguments that may be overwritten, unless `fn` is jitted
+    already. `hbm_bytes`: the HBM of a TPU that the compiler is to assume, in bytes, if less than the chip has.
+
+    Returns `DoesNotFit` if the program is too big. Raises `CompileFailed` if the compiler rejects it for any other
+    reason.
     """
     import jax
 
@@ -93,21 +104,22 @@ def compile_on(
         compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         return too_big(str(error)) or _fail(slice_, error)
-    return _measured(compiled, time.perf_counter() - start)
+    return _to_compiled(compiled, time.perf_counter() - start)
 
 
 def compiler_options(slice_: Slice, args: Sequence[Any] = ()) -> dict[str, str]:
-    """Return the compiler options of a program for the slice's TPU, here and where it is served; `args` may be trees.
+    """Return the compiler options of the slice's chip, for `compile(compiler_options=...)`; `args` may be trees.
 
-    The chip's file says what, and why. A program for host devices takes no options.
+    They come from the chip's file, which also gives the reason for each; a server must compile with the same options.
+    Arguments on host devices give no options.
     """
     import jax
 
-    on = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
-    return dict(slice_.chip.compiler_options or {}) if on <= {"tpu"} else {}
+    platforms = {device.platform for leaf in jax.tree.leaves(args) for device in leaf.sharding.device_set}
+    return dict(slice_.chip.compiler_options or {}) if platforms <= {"tpu"} else {}
 
 
-def _measured(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
+def _to_compiled(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
     memory: Any = compiled.memory_analysis()
     return Compiled(
         argument_bytes=memory.argument_size_in_bytes,
@@ -121,7 +133,7 @@ def _measured(compiled: jax.stages.Compiled, seconds: float) -> Compiled:
 
 
 def too_big(message: str) -> DoesNotFit | None:
-    """Read the compiler's out-of-memory message; None where it is about something else.
+    """Read the compiler's out-of-memory message; return None if the message is about something else.
 
     >>> too_big("the total memory required for HLO temporaries (25.00G) exceeds available HBM (15.75G).")
     DoesNotFit(need_bytes=26843545600.0, have_bytes=16911433728.0)
@@ -134,8 +146,10 @@ def too_big(message: str) -> DoesNotFit | None:
 
 
 def _bytes(number: str, unit: str) -> float:
+    """Return the bytes of a printed size such as 15.75 and G; the units are binary."""
     return float(number) * 2.0 ** _UNITS[unit]
 
 
 def _fail(slice_: Slice, error: Exception) -> Compiled:
+    """Raise `CompileFailed` with the first line of the compiler's error."""
     raise CompileFailed(f"the compiler for {slice_.name} failed: {first_line(error)}") from error

@@ -1,4 +1,7 @@
-"""The collectives that a plan expects of the compiled program, in elements."""
+"""The collectives that a plan expects in its compiled program: the priced ones, counted in elements.
+
+Elements rather than bytes are compared because a compiler may change the dtype of what it moves.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,20 @@ from strategies.models.workload import dtype_bytes
 from strategies.primitives import known_primitive
 from strategies.readers.cost import STATISTIC_BYTES
 
-Width = Callable[[StepPlan, CommPlan], float]  # bytes of one element of a priced collective
+Width = Callable[[StepPlan, CommPlan], float]
+"""A function from a step and one of its priced collectives to the bytes of one element."""
 
 _TENSOR = re.compile(r"(\w+)\[")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCollective:
-    """A priced collective: elements of one run, bytes of one element, how often it runs, and the step's text."""
+    """A collective that the plan prices and the compiled program should contain.
+
+    `axes`: its mesh axes, in the mesh's order. `elements`: the elements of one run, in the convention of
+    `executor.compiler.hlo`. `width`: bytes of one element. `runs`: runs per step of the model, over all layers.
+    `text`: the component and the step of the layout program that it belongs to.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -28,27 +37,36 @@ class ExpectedCollective:
     text: str
 
 
-def promises(
+def expected_collectives(
     steps: Sequence[StepPlan], sizes: Mapping[str, int], width: Width, *, as_run: bool = False
 ) -> list[ExpectedCollective]:
-    """The priced collectives over mesh axes longer than 1, their axes in the mesh's order (`sizes`: mesh.shape).
+    """Return the priced collectives over mesh axes longer than 1; axes of size 1 move nothing.
 
-    `as_run`: of the kinds that the slice's own compiler makes of them; else of those that the program has.
+    `sizes`: `mesh.shape`, axis name -> size. `width`: bytes of one element, from `widths`. `as_run`: use the kind that
+    the slice's own compiler turns a collective into (`CommPlan.runs_as`) instead of the kind in the layout program.
     """
     expected = []
     for step in steps:
         for comm in step.comms:
             axes = tuple(axis for axis in sizes if axis in comm.axes and sizes[axis] > 1)
             if axes and comm.bytes * comm.times * step.layers:
-                each = width(step, comm)
+                element_bytes = width(step, comm)
                 text = f"{step.component}: {step.text}"
                 kind = (as_run and comm.runs_as) or comm.kind
-                expected.append(ExpectedCollective(kind, axes, comm.bytes / each, each, comm.times * step.layers, text))
+                expected.append(
+                    ExpectedCollective(
+                        kind, axes, comm.bytes / element_bytes, element_bytes, comm.times * step.layers, text
+                    )
+                )
     return expected
 
 
 def widths(plan: Plan) -> Width:
-    """Bytes per element as the plan priced them: of weights and caches by their specs, of statistics 4."""
+    """Return a function that gives the bytes per element with which the plan priced a collective.
+
+    Weights and caches have the dtype of their specs, statistics (softmax, norms) 4 bytes, and all other tensors the
+    dtype of the activations.
+    """
     statistics = {
         (step.component, _TENSOR.findall(step.text)[0])
         for step in plan.cost.steps
@@ -70,6 +88,6 @@ def widths(plan: Plan) -> Width:
 
 
 def _operand(step: StepPlan, number: int) -> str:
-    """Name of a step's operand; empty where it has none of that number."""
+    """Return the name of a step's operand; an empty string if it has no operand of that number."""
     operands = _TENSOR.findall(step.text.partition("=")[2])
     return operands[number] if number < len(operands) else ""

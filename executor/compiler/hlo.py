@@ -1,6 +1,6 @@
-"""The collectives and copies of a compiled program, read from its HLO, of CPU or TPU.
+"""Read the collectives and the copies of a compiled program from its HLO text, of the CPU or the TPU compiler.
 
-Elements are in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
+Elements are counted in the convention of the prices (`strategies.kinds`): the gathered array for AllGather and
 ReduceScatter, the local array for AllReduce, the local array times the group size for AllToAll, the local shard for
 CollectivePermute. Replica groups number the devices in the order of the mesh, row by row.
 """
@@ -32,13 +32,13 @@ _KIND_OF = {opcode: name for name, kind in KINDS.items() for opcode in kind.opco
     opcode: name for name, opcode in _UNPRICED.items()
 }
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "constant", "call", "after-all")
-_HANDED_ON = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
-_WRAPPERS = ("fusion", "call-start", "async-start")  # they run a computation as one operation
+_FORWARDING = ("bitcast", "copy", "convert", "get-tuple-element", "reshape", "transpose")
+_WRAPPERS = ("fusion", "call-start", "async-start")  # these opcodes run a computation as one operation
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of a collective: elements in the convention of the prices, and how it travels."""
+    """One operand of a collective: elements in the convention of the prices, HLO dtype, and bits per element."""
 
     elements: int
     dtype: str
@@ -46,7 +46,7 @@ class Operand:
 
     @property
     def nbytes(self) -> float:
-        """Bytes of the elements."""
+        """The bytes of its elements."""
         return self.elements * self.bits / 8
 
 
@@ -54,9 +54,11 @@ class Operand:
 class Collective:
     """A collective of a compiled program.
 
-    `runs` is None where a loop's trip count is unknown. `padding`: the elements that a ReduceScatter moves beyond its
-    parts. `user_op_name`: of what first uses the result, where there is no `op_name`. `emitter` says how the TPU does
-    it, where noted.
+    `kind`: the name of `strategies.kinds`, such as `AllGather`. `name`: the HLO instruction. `op_name`: the JAX scope
+    that it comes from; `user_op_name`: the scope of the first user of its result, if `op_name` is empty. `parts`: its
+    operands. `groups`: its replica groups of device numbers; `pairs`: source and target devices of a permute. `runs`:
+    runs per run of the program, None if a loop's trip count is unknown. `padding`: the elements that a ReduceScatter
+    moves beyond its parts. `emitter`: how the TPU executes it, if the HLO names that, such as `SparseCore`.
     """
 
     kind: str
@@ -72,22 +74,22 @@ class Collective:
 
     @property
     def elements(self) -> int:
-        """Elements of one run."""
+        """The elements of one run, over all operands."""
         return sum(part.elements for part in self.parts)
 
     @property
     def nbytes(self) -> float:
-        """Bytes of one run."""
+        """The bytes of one run, over all operands."""
         return sum(part.nbytes for part in self.parts)
 
     def axes(self, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-        """The mesh axes (of `mesh.shape`) that it runs over; None where its groups are no axes."""
+        """Return the axes of a mesh (`sizes`: `mesh.shape`) that it runs over; None if its groups match no axes."""
         return axes_of_pairs(self.pairs, sizes) if self.pairs else axes_of_groups(self.groups, sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array that a program makes: where, of what shape, how often."""
+    """An array that a program writes: the instruction, its opcode and JAX scope, the shape, and the runs."""
 
     name: str
     opcode: str
@@ -97,7 +99,9 @@ class Array:
 
 
 def sent_share(kind: str, n: int) -> float:
-    """The share of V that each of n devices sends, of a kind that is priced or one that is only found.
+    """Return the share of a collective's bytes V that each of n devices sends.
+
+    Kinds that no plan prices, such as `Send`, are included, because a compiler may add them.
 
     >>> sent_share("AllReduce", 4), sent_share("Send", 2)
     (1.5, 1.0)
@@ -108,73 +112,83 @@ def sent_share(kind: str, n: int) -> float:
 
 
 def collectives(text: str) -> list[Collective]:
-    """Every collective of a compiled program, each once: of an asynchronous one, its start."""
+    """Return every collective of a compiled program once, from the text of `compiled.as_text()`.
+
+    An asynchronous collective counts as its `-start` instruction. Collectives within groups of one device are left
+    out.
+    """
     module = parse_hlo(text)
     runs = module.runs()
     callers = {name: caller for caller, name in calls(module) if caller.opcode in _WRAPPERS}
-    compiled = [
-        _collective(module, at, i, callers.get(at.name), runs[at.name])
-        for at in module.computations.values()
-        if at.name in runs
-        for i in at.instructions.values()
-        if i.opcode.removesuffix("-start") in _KIND_OF and not _again(at, i)
+    result = [
+        _collective(module, computation, instruction, callers.get(computation.name), runs[computation.name])
+        for computation in module.computations.values()
+        if computation.name in runs
+        for instruction in computation.instructions.values()
+        if instruction.opcode.removesuffix("-start") in _KIND_OF and not _is_continuation(computation, instruction)
     ]
-    return [c for c in compiled if c.pairs or not c.groups or len(c.groups[0]) > 1]
+    return [c for c in result if c.pairs or not c.groups or len(c.groups[0]) > 1]
 
 
-def _again(at: Computation, i: Instruction) -> bool:
+def _is_continuation(computation: Computation, instruction: Instruction) -> bool:
     """Return whether this is the middle or the end of a collective that the TPU spread over several fusions."""
-    started = any(j.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for j in at.instructions.values())
-    return "async_collective_fusion_config" in i.attributes and not started
+    started = any(
+        other.attribute(r'custom_call_target="(AsyncCollectiveStart)"') for other in computation.instructions.values()
+    )
+    return "async_collective_fusion_config" in instruction.attributes and not started
 
 
 def _collective(
-    module: Module, at: Computation, i: Instruction, caller: Instruction | None, runs: int | None
+    module: Module, computation: Computation, instruction: Instruction, caller: Instruction | None, runs: int | None
 ) -> Collective:
-    kind = _KIND_OF[i.opcode.removesuffix("-start")]
-    groups = _groups(i, module.partitions)
-    operands = _moved(at, i)
-    name = _op_name(i) or (caller and _op_name(caller)) or _reducer_name(module, i)
+    kind = _KIND_OF[instruction.opcode.removesuffix("-start")]
+    groups = _groups(instruction, module.partitions)
+    operands = _moved_shapes(computation, instruction)
+    name = _op_name(instruction) or (caller and _op_name(caller)) or _reducer_name(module, instruction)
     collective = Collective(
         kind=kind,
-        name=i.name,
+        name=instruction.name,
         op_name=name,
-        user_op_name="" if name else _user_name(at, i),
-        parts=tuple(_part(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
+        user_op_name="" if name else _user_name(computation, instruction),
+        parts=tuple(_operand(kind, shape, len(groups[0]) if groups else 1) for shape in operands),
         groups=groups,
-        pairs=_pairs(i),
+        pairs=_pairs(instruction),
         runs=runs,
-        emitter=_emitter(i) or (_emitter(caller) if caller else None),
+        emitter=_emitter(instruction) or (_emitter(caller) if caller else None),
     )
-    return _scattered(at, i, collective) if caller and caller.opcode == "fusion" and kind == "AllReduce" else collective
+    return (
+        _as_reduce_scatter(computation, instruction, collective)
+        if caller and caller.opcode == "fusion" and kind == "AllReduce"
+        else collective
+    )
 
 
-def _op_name(i: Instruction) -> str:
-    return i.attribute(r'op_name="([^"]*)"') or ""
+def _op_name(instruction: Instruction) -> str:
+    return instruction.attribute(r'op_name="([^"]*)"') or ""
 
 
-def _reducer_name(module: Module, i: Instruction) -> str:
-    """The name that a reduction's computation kept, where a rewrite lost the reduction's own."""
-    reducer = module.computations.get(i.attribute(r"to_apply=%([\w.\-]+)") or "")
+def _reducer_name(module: Module, instruction: Instruction) -> str:
+    """Return the scope that a reduction's computation kept; a rewrite may drop the one of the reduction itself."""
+    reducer = module.computations.get(instruction.attribute(r"to_apply=%([\w.\-]+)") or "")
     return next((name for j in reducer.instructions.values() if (name := _op_name(j))), "") if reducer else ""
 
 
-def _user_name(at: Computation, i: Instruction) -> str:
-    """The name of what first uses a result, or, where that is nameless and only hands it on, of what uses that."""
-    users = [j for j in at.instructions.values() if i.name in j.operands]
-    onward = (j for j in users if j.opcode in _HANDED_ON or j.opcode.endswith("-done"))
+def _user_name(computation: Computation, instruction: Instruction) -> str:
+    """Return the scope of the first user of a result, seen through nameless users that only forward the array."""
+    users = [j for j in computation.instructions.values() if instruction.name in j.operands]
+    onward = (j for j in users if j.opcode in _FORWARDING or j.opcode.endswith("-done"))
     return next((name for j in users if (name := _op_name(j))), "") or next(
-        (name for j in onward if (name := _user_name(at, j))), ""
+        (name for j in onward if (name := _user_name(computation, j))), ""
     )
 
 
-def _scattered(at: Computation, i: Instruction, collective: Collective) -> Collective:
-    """An AllReduce of which a fusion keeps one slice runs as a ReduceScatter; the fusion may pad its operand."""
-    if at.origin(at.root).opcode != "dynamic-slice":
+def _as_reduce_scatter(computation: Computation, instruction: Instruction, collective: Collective) -> Collective:
+    """Turn an AllReduce of which its fusion keeps one slice into a ReduceScatter; the fusion may pad its operand."""
+    if computation.origin(computation.root).opcode != "dynamic-slice":
         return collective
-    shapes = [at.origin(o) for o in i.operands]
-    whole = [at.instructions[s.operands[0]] if s.opcode == "pad" else s for s in shapes]
-    parts = tuple(_part("ReduceScatter", w.shapes[0], 1) for w in whole)
+    sources = [computation.origin(o) for o in instruction.operands]
+    unpadded = [computation.instructions[s.operands[0]] if s.opcode == "pad" else s for s in sources]
+    parts = tuple(_operand("ReduceScatter", w.shapes[0], 1) for w in unpadded)
     return replace(
         collective,
         kind="ReduceScatter",
@@ -183,114 +197,118 @@ def _scattered(at: Computation, i: Instruction, collective: Collective) -> Colle
     )
 
 
-def _moved(at: Computation, i: Instruction) -> list[Shape]:
-    shapes = [at.instructions[o].shapes[0] for o in i.operands if at.instructions[o].shapes]
+def _moved_shapes(computation: Computation, instruction: Instruction) -> list[Shape]:
+    shapes = [computation.instructions[o].shapes[0] for o in instruction.operands if computation.instructions[o].shapes]
     arrays = [shape for shape in shapes if shape.dtype != "token"]
-    if i.opcode == "ragged-all-to-all":
+    if instruction.opcode == "ragged-all-to-all":
         return arrays[:1]
-    sizes = i.attribute(r"slice_sizes=\{\{([\d,]+)\}")
+    sizes = instruction.attribute(r"slice_sizes=\{\{([\d,]+)\}")
     if sizes and len(arrays) > 2:  # a permute of a part, in place: the operands are both arrays and two offsets
         return [Shape(arrays[0].dtype, tuple(map(int, sizes.split(","))))]
     return arrays
 
 
-def _part(kind: str, shape: Shape, n: int) -> Operand:
-    whole = kind in KINDS and KINDS[kind].v_is_n_operands
-    return Operand(shape.elements * (n if whole else 1), shape.dtype, shape.bits)
+def _operand(kind: str, shape: Shape, n: int) -> Operand:
+    times_devices = kind in KINDS and KINDS[kind].v_is_n_operands
+    return Operand(shape.elements * (n if times_devices else 1), shape.dtype, shape.bits)
 
 
-def _emitter(i: Instruction) -> str | None:
-    if "DEVICE_TYPE_SPARSECORE" in i.attributes:
+def _emitter(instruction: Instruction) -> str | None:
+    if "DEVICE_TYPE_SPARSECORE" in instruction.attributes:
         return "SparseCore"
-    if "async_collective_fusion_config" in i.attributes:
+    if "async_collective_fusion_config" in instruction.attributes:
         return "AsyncCollectiveFusion"
-    return i.attribute(r'"emitter":"(\w+)"')
+    return instruction.attribute(r'"emitter":"(\w+)"')
 
 
-def _pairs(i: Instruction) -> tuple[tuple[int, int], ...]:
-    text = i.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+def _pairs(instruction: Instruction) -> tuple[tuple[int, int], ...]:
+    text = instruction.attribute(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", text or ""))
 
 
-def _groups(i: Instruction, devices: int) -> Groups:
-    text = i.attribute(GROUPS)
+def _groups(instruction: Instruction, devices: int) -> Groups:
+    text = instruction.attribute(GROUPS)
     return parse_groups(text, devices) if text else ()
 
 
 def axes_of_groups(groups: Groups, sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes along which the groups lie, in the mesh's order; None where they are no axes.
+    """Return the mesh axes along which replica groups lie, in the mesh's order; None if they match no axes.
+
+    Device numbers count the mesh row by row, so group (0, 2) of a 2 x 2 mesh lies along its first axis.
 
     >>> axes_of_groups(((0, 2), (1, 3)), {"X": 2, "Y": 2})
     ('X',)
     """
     if sorted(member for group in groups for member in group) != list(range(prod(sizes.values()))):
         return None
-    axes = _varying(groups, sizes)
+    axes = _varying_axes(groups, sizes)
     size = prod(sizes[axis] for axis in axes)
-    rest = [len(set(_fixed(group, axes, sizes))) for group in groups]
+    rest = [len(set(_other_coordinates(group, axes, sizes))) for group in groups]
     return axes if all(len(group) == size for group in groups) and set(rest) == {1} else None
 
 
 def axes_of_pairs(pairs: Sequence[tuple[int, int]], sizes: Mapping[str, int]) -> tuple[str, ...] | None:
-    """The mesh axes along which the sources and targets of a permute differ."""
-    return _varying(pairs, sizes) or None
+    """Return the mesh axes along which the sources and targets of a permute differ; None if there are none."""
+    return _varying_axes(pairs, sizes) or None
 
 
-def _varying(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
+def _varying_axes(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> tuple[str, ...]:
     places = [np.array(np.unravel_index(list(group), tuple(sizes.values()))) for group in groups]
-    return tuple(axis for n, axis in enumerate(sizes) if any(len(set(at[n].tolist())) > 1 for at in places))
+    return tuple(axis for n, axis in enumerate(sizes) if any(len(set(place[n].tolist())) > 1 for place in places))
 
 
-def _fixed(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+def _other_coordinates(group: Sequence[int], axes: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
     places = np.array(np.unravel_index(list(group), tuple(sizes.values())))
-    kept = [n for n, axis in enumerate(sizes) if axis not in axes]
-    return [tuple(row) for row in places[kept].T.tolist()]
+    fixed = [n for n, axis in enumerate(sizes) if axis not in axes]
+    return [tuple(row) for row in places[fixed].T.tolist()]
 
 
 def big_copies(text: str, nbytes: float) -> list[Array]:
-    """Copies and transposes whose result is in HBM and has at least so many bytes: a cache copied whole, say."""
+    """Return the copies and transposes of at least `nbytes` bytes in HBM, such as a copy of a whole KV cache."""
     return [a for a in big_arrays(text, nbytes) if a.opcode in ("copy", "transpose", "format")]
 
 
 def big_arrays(text: str, nbytes: float) -> list[Array]:
-    """Arrays in HBM of at least so many bytes that instructions make; arguments and mere views are none.
+    """Return the arrays of at least `nbytes` bytes in HBM that instructions write, the largest first.
 
-    A fusion counts as what its root is, so a fused copy is a `copy`; SparseCore's change of layout is a `format`.
+    Arguments and views (bitcasts, tuples) are left out. A fusion has the opcode of its root, so a fused copy is a
+    `copy`; SparseCore's change of layout is a `format`.
     """
     module = parse_hlo(text)
     runs = module.runs()
-    inner = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
+    inlined = {name for caller, name in calls(module) if caller.opcode in _WRAPPERS}
     arrays = [
-        Array(i.name, _root_opcode(module, i), _op_name(i), shape, runs[at.name])
-        for at in module.computations.values()
-        if at.name in runs and at.name not in inner
-        for i in at.instructions.values()
-        for shape in _made(module, i)
+        Array(instruction.name, _root_opcode(module, instruction), _op_name(instruction), shape, runs[computation.name])
+        for computation in module.computations.values()
+        if computation.name in runs and computation.name not in inlined
+        for instruction in computation.instructions.values()
+        for shape in _result_shapes(module, instruction)
         if shape.space == 0 and shape.nbytes >= nbytes
     ]
     return sorted(arrays, key=lambda a: -a.shape.nbytes)
 
 
-def _made(module: Module, i: Instruction) -> Iterator[Shape]:
-    """Yield the arrays that an instruction makes in memory; for a started call, its callee's.
+def _result_shapes(module: Module, instruction: Instruction) -> Iterator[Shape]:
+    """Yield the shapes of the arrays that an instruction writes.
 
-    The type of a started call holds its result up to libtpu 0.0.42, and none in 0.0.50.
+    A started call writes the root of its computation: its own type includes the result up to libtpu 0.0.42 but not in
+    0.0.50. A started copy writes the first shape of its type.
     """
-    if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
+    if instruction.opcode in _FREE or instruction.opcode.endswith(("-done", "-update")):
         return
-    if i.opcode in ("call-start", "async-start"):
-        called = module.computations[i.called[0]]
+    if instruction.opcode in ("call-start", "async-start"):
+        called = module.computations[instruction.called[0]]
         yield from called.instructions[called.root].shapes
     else:
-        yield from i.shapes[:1] if i.opcode == "copy-start" else i.shapes
+        yield from instruction.shapes[:1] if instruction.opcode == "copy-start" else instruction.shapes
 
 
-def _root_opcode(module: Module, i: Instruction) -> str:
-    if "sparse-core-data-format" in i.name:
+def _root_opcode(module: Module, instruction: Instruction) -> str:
+    if "sparse-core-data-format" in instruction.name:
         return "format"
-    if i.opcode not in _WRAPPERS:
-        return i.opcode.removesuffix("-start")
-    inner = module.computations[i.called[0]]
+    if instruction.opcode not in _WRAPPERS:
+        return instruction.opcode.removesuffix("-start")
+    inner = module.computations[instruction.called[0]]
     root = inner.instructions[inner.root]
     while root.opcode in ("bitcast", "convert") and root.operands[0] in inner.instructions:
         root = inner.instructions[root.operands[0]]

@@ -1,8 +1,8 @@
-"""Compiled HLO as text, read into computations of instructions, and how often each computation runs.
+"""Parse the text of compiled HLO into computations and instructions, and count how often each computation runs.
 
-Only what `as_text()` prints is read, so it works for every backend. Loops: XLA notes a trip count on CPU; on TPU it is
-worked out from the condition (`counter < bound`), the counter's start and its step. Replica groups are the devices that
-communicate in a collective, in whichever of its forms HLO writes them.
+The input is what `compiled.as_text()` prints, so the parser works for every backend. XLA notes a loop's trip count on
+CPU; on TPU the parser derives it from the condition (`counter < bound`), the counter's start and its step. Replica
+groups are the groups of devices that communicate in a collective; HLO writes them in several forms (`parse_groups`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOVES = ("copy", "copy-start", "copy-done", "bitcast", "convert", "reshape", "o
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An array's type; `space` is the memory space of its layout (0: HBM, 1: VMEM on TPU)."""
+    """The type of an array: HLO dtype, sizes of its dims, and memory space of its layout (0: HBM, 1: VMEM on TPU)."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -43,12 +43,12 @@ class Shape:
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.dims)
 
     @property
     def bits(self) -> int:
-        """Bits of one element.
+        """The bits of one element.
 
         >>> Shape("bf16", ()).bits, Shape("f8e4m3fn", ()).bits, Shape("s4", ()).bits, Shape("pred", ()).bits
         (16, 8, 4, 8)
@@ -58,13 +58,13 @@ class Shape:
 
     @property
     def nbytes(self) -> float:
-        """Bytes, without the padding of the layout's tiles."""
+        """The bytes of the array, without the padding of the layout's tiles."""
         return self.elements * self.bits / 8
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """`name = shapes opcode(arguments), attributes`; a tuple's shapes are flattened."""
+    """One line of HLO, `name = shapes opcode(arguments), attributes`; the shapes of a tuple are flattened."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -74,36 +74,36 @@ class Instruction:
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Names of the operands."""
+        """The names of its operands."""
         return tuple(re.findall(r"%([\w.\-]+)", self.arguments))
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls."""
+        """The names of the computations that it calls."""
         return tuple(n for text in _CALLS.findall(self.attributes) for n in re.findall(r"%([\w.\-]+)", text))
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a pattern in the attributes."""
+        """Search the attributes for a regular expression and return its first group; None without a match."""
         match = re.search(pattern, self.attributes)
         return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """Instructions by name, in order, and the name of the root."""
+    """A computation: its instructions by name, in order, and the name of its root."""
 
     name: str
     instructions: dict[str, Instruction]
     root: str
 
     def parameter(self, number: int) -> str:
-        """Name of a parameter."""
+        """Return the name of parameter `number`."""
         return next(
             i.name for i in self.instructions.values() if i.opcode == "parameter" and i.arguments.strip() == str(number)
         )
 
     def origin(self, name: str) -> Instruction:
-        """Return the instruction whose value this one merely copies, bitcasts or converts."""
+        """Follow copies, bitcasts, conversions and reshapes back to the instruction that computes the value."""
         instruction = self.instructions[name]
         while instruction.opcode in _MOVES and instruction.operands and instruction.operands[0] in self.instructions:
             instruction = self.instructions[instruction.operands[0]]
@@ -112,73 +112,78 @@ class Computation:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A compiled program."""
+    """A compiled program: its computations by name, the name of the entry, and the number of partitions (devices)."""
 
     computations: dict[str, Computation]
     entry: str
     partitions: int
 
     def runs(self) -> dict[str, int | None]:
-        """Return how often each computation runs per run of the program; None where a loop's trip count is unknown.
+        """Return how often each computation runs per run of the program; None if a loop's trip count is unknown.
 
-        Each branch of a conditional counts as taken.
+        Each branch of a conditional counts as taken. Computations that never run are left out.
         """
-        times_of: dict[str, int | None] = {}
-        self._visit(self.computations[self.entry], 1, lambda index: None, times_of)
-        return times_of
+        counts: dict[str, int | None] = {}
+        self._visit(self.computations[self.entry], 1, lambda index: None, counts)
+        return counts
 
-    def _visit(self, at: Computation, times: int | None, outer: Outer, times_of: dict[str, int | None]) -> None:
-        times_of[at.name] = _sum(times_of.get(at.name, 0), times)
-        for i in at.instructions.values():
-            inside = _tuple_values(at, i, outer) if i.opcode == "while" else lambda index: None
-            inner = _product(times, self._trips(i, inside)) if i.opcode == "while" else times
-            for name in i.called:
+    def _visit(
+        self, computation: Computation, times: int | None, outer: TupleValues, counts: dict[str, int | None]
+    ) -> None:
+        counts[computation.name] = _sum(counts.get(computation.name, 0), times)
+        for instruction in computation.instructions.values():
+            inside = (
+                _tuple_values(computation, instruction, outer) if instruction.opcode == "while" else lambda index: None
+            )
+            inner = _product(times, self._trips(instruction, inside)) if instruction.opcode == "while" else times
+            for name in instruction.called:
                 if name in self.computations:
-                    self._visit(self.computations[name], inner, inside, times_of)
+                    self._visit(self.computations[name], inner, inside, counts)
 
-    def _trips(self, loop: Instruction, start: Outer) -> int | None:
-        noted = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
-        if noted:
-            return int(noted)
+    def _trips(self, loop: Instruction, start: TupleValues) -> int | None:
+        known = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+        if known:
+            return int(known)
         condition, body = (
             self.computations[loop.attribute(rf"\b{k}=%([\w.\-]+)") or ""] for k in ("condition", "body")
         )
-        test, sides = self._inlined(condition, condition.root)
+        test, operands = self._inlined(condition, condition.root)
         if test.opcode != "compare" or test.attribute(r"direction=(\w+)") != "LT":
             return None
-        counter, bound = _index(condition, sides[0]), _constant(condition, sides[1], start)
+        counter, bound = _element_number(condition, operands[0]), _constant(condition, operands[1], start)
         first = None if counter is None else start(counter)
         if counter is None or bound is None or first is None:
             return None
         return max(0, ceil((bound - first) / self._step(body, counter, start)))
 
-    def _step(self, body: Computation, counter: int, start: Outer) -> int:
-        """By how much a loop's counter grows; 1 where its addition is not recognised."""
+    def _step(self, body: Computation, counter: int, start: TupleValues) -> int:
+        """Return the increment of a loop's counter; 1 if its addition is not recognised."""
         root = body.instructions[body.root]
         if root.opcode != "tuple":
             return 1
-        grown, sides = self._inlined(body, body.origin(root.operands[counter]).name)
-        values = [_constant(body, side, start) for side in sides if _index(body, side) != counter]
+        grown, operands = self._inlined(body, body.origin(root.operands[counter]).name)
+        values = [_constant(body, operand, start) for operand in operands if _element_number(body, operand) != counter]
         return values[0] if grown.opcode == "add" and len(values) == 1 and values[0] else 1
 
-    def _inlined(self, at: Computation, name: str) -> tuple[Instruction, tuple[str, ...]]:
-        """An instruction and its operands, seen through a fusion that holds nothing else."""
-        origin = at.origin(name)
-        if origin.opcode != "fusion":
-            return origin, origin.operands
-        inner = self.computations[origin.called[0]]
+    def _inlined(self, computation: Computation, name: str) -> tuple[Instruction, tuple[str, ...]]:
+        """Return an instruction and its operands, seen through a fusion that contains nothing else."""
+        instruction = computation.origin(name)
+        if instruction.opcode != "fusion":
+            return instruction, instruction.operands
+        inner = self.computations[instruction.called[0]]
         root = inner.instructions[inner.root]
-        sides = [inner.origin(o) for o in root.operands]
-        if any(s.opcode != "parameter" for s in sides):
-            return origin, ()
-        return root, tuple(origin.operands[int(s.arguments)] for s in sides)
+        origins = [inner.origin(o) for o in root.operands]
+        if any(origin.opcode != "parameter" for origin in origins):
+            return instruction, ()
+        return root, tuple(instruction.operands[int(origin.arguments)] for origin in origins)
 
 
-Outer = Callable[[int], int | None]  # an element of a loop's first tuple -> its value, if constant
+TupleValues = Callable[[int], int | None]
+"""A function from the number of an element of a loop's initial tuple to its value, None if it is not constant."""
 
 
 def parse_hlo(text: str) -> Module:
-    """Read `compiled.as_text()`."""
+    """Parse the text of `compiled.as_text()`; raises `ValueError` on an instruction without an opcode."""
     computations: dict[str, Computation] = {}
     entry, name, root, instructions = "", "", "", dict[str, Instruction]()
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
@@ -196,7 +201,7 @@ def parse_hlo(text: str) -> Module:
 
 
 def calls(module: Module) -> Iterator[tuple[Instruction, str]]:
-    """Every instruction that calls a computation, with the computation's name."""
+    """Yield every instruction that calls a computation, with the computation's name."""
     for computation in module.computations.values():
         for i in computation.instructions.values():
             for name in i.called:
@@ -215,7 +220,7 @@ def _instruction(name: str, rest: str) -> Instruction:
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    return tuple(_shape(*groups) for groups in _SHAPE.findall(text))
+    return tuple(_shape(*match) for match in _SHAPE.findall(text))
 
 
 def _shape(dtype: str, dims: str, layout: str) -> Shape:
@@ -225,35 +230,35 @@ def _shape(dtype: str, dims: str, layout: str) -> Shape:
 
 
 def _closing(text: str, start: int = 0) -> int:
-    """Return the position at which the bracket that opens at `start` closes."""
+    """Return the index just behind the bracket that closes the first one opened from `start` on."""
     depth = 0
-    for match in re.finditer(r"[()]", text[start:]):
-        depth += 1 if match[0] == "(" else -1
+    for bracket in re.finditer(r"[()]", text[start:]):
+        depth += 1 if bracket[0] == "(" else -1
         if depth == 0:
-            return start + match.end()
+            return start + bracket.end()
     return len(text)
 
 
-def _tuple_values(at: Computation, loop: Instruction, outer: Outer) -> Outer:
-    first = at.origin(loop.operands[0])
-    return lambda index: _constant(at, first.operands[index], outer) if first.opcode == "tuple" else None
+def _tuple_values(computation: Computation, loop: Instruction, outer: TupleValues) -> TupleValues:
+    first = computation.origin(loop.operands[0])
+    return lambda index: _constant(computation, first.operands[index], outer) if first.opcode == "tuple" else None
 
 
-def _constant(at: Computation, name: str, outer: Outer) -> int | None:
-    """The integer that an instruction is, where it is constant."""
-    origin = at.origin(name)
-    if origin.opcode == "constant":
-        return int(origin.arguments) if re.fullmatch(r"-?\d+", origin.arguments) else None
-    index = _index(at, name)
+def _constant(computation: Computation, name: str, outer: TupleValues) -> int | None:
+    """Return the integer value of an instruction; None if it is not constant."""
+    instruction = computation.origin(name)
+    if instruction.opcode == "constant":
+        return int(instruction.arguments) if re.fullmatch(r"-?\d+", instruction.arguments) else None
+    index = _element_number(computation, name)
     return None if index is None else outer(index)
 
 
-def _index(at: Computation, name: str) -> int | None:
-    """Return which element of the computation's parameter an instruction is."""
-    origin = at.origin(name)
-    if origin.opcode != "get-tuple-element" or at.origin(origin.operands[0]).opcode != "parameter":
+def _element_number(computation: Computation, name: str) -> int | None:
+    """Return the number of the element of the computation's parameter that an instruction reads, None if none."""
+    instruction = computation.origin(name)
+    if instruction.opcode != "get-tuple-element" or computation.origin(instruction.operands[0]).opcode != "parameter":
         return None
-    return int(origin.attribute(r"index=(\d+)") or 0)
+    return int(instruction.attribute(r"index=(\d+)") or 0)
 
 
 def _sum(a: int | None, b: int | None) -> int | None:
@@ -265,7 +270,10 @@ def _product(a: int | None, b: int | None) -> int | None:
 
 
 def parse_groups(text: str, devices: int) -> Groups:
-    """Replica groups in any of HLO's forms; `{}` is one group of all devices, and `mesh` has axes, or parts of them.
+    """Parse replica groups in any of HLO's forms; `devices` is the number of devices of the program.
+
+    The forms are lists (`{}` is one group of all devices), iota tiles (`[2,2]<=[4]`), and axes of a `mesh` or parts of
+    them.
 
     >>> parse_groups("{{0,1},{2,3}}", 4), parse_groups("[2,2]<=[2,2]T(1,0)", 4)
     (((0, 1), (2, 3)), ((0, 2), (1, 3)))
@@ -278,13 +286,14 @@ def parse_groups(text: str, devices: int) -> Groups:
         listed = re.findall(r"\{([\d,]+)\}", text)
         return tuple(tuple(map(int, group.split(","))) for group in listed) or (tuple(range(devices)),)
     shape, dims, order = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()  # type: ignore[union-attr]
-    return _rows(_numbered(dims, order).reshape(_ints(shape)))
+    return _rows(_device_ids(dims, order).reshape(_ints(shape)))
 
 
 def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Groups:
-    """Return the groups of a mesh `'a'=2,'b'=4` over `'b'` or `'b':(2)2`; `dims`: its devices are in another order.
+    """Return the replica groups along the axes `over` of a mesh `'a'=2,'b'=4`.
 
-    `'b':(2)2` is the part of b of size 2 that has 2 parts before it.
+    `dims` and `order` are given if the devices have another order than 0, 1, ... An axis of `over` is `'b'`, or
+    `'b':(2)2`: the part of b of size 2 that has 2 parts before it.
     """
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", axes)}
     used = {name: (int(a or 1), int(n or 0)) for name, a, n in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", over)}
@@ -294,12 +303,12 @@ def _along_axes(axes: str, dims: str | None, order: str | None, over: str) -> Gr
         part = part or size
         inside.append(len(shape) + 1)
         shape += [before, part, size // before // part]
-    ids = _numbered(dims or str(prod(shape)), order).reshape(shape)
+    ids = _device_ids(dims or str(prod(shape)), order).reshape(shape)
     ids = ids.transpose([n for n in range(ids.ndim) if n not in inside] + inside)
     return _rows(ids.reshape(-1, prod(shape[n] for n in inside)))
 
 
-def _numbered(dims: str, order: str | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _device_ids(dims: str, order: str | None) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     ids = np.arange(prod(_ints(dims))).reshape(_ints(dims))
     return ids.transpose(_ints(order)) if order else ids
 

@@ -1,21 +1,23 @@
-"""Promised against found: what the compiler rewrote, and what differs.
+"""Compare the expected collectives with the compiled ones: find what the compiler rewrote, and what differs.
 
-Collectives are compared as elements per (kind, mesh axes, size), times their runs. What remains on both sides is
-explained by the rewrites that compilers are known to do; the rest are differences, and each is a failure.
+Collectives of equal kind, mesh axes and elements match, run by run. Rules explain the remaining runs by the rewrites
+that compilers are known to do. Runs that no rule explains are differences, and each difference is a failure.
 
-    Widened         more bytes per element: CPU computes bf16 as float32       Narrowed   fewer
-    Merged          several promised ones run as one with several operands     Regrouped  other sizes, the same sum
-    Padded          a ReduceScatter that moves padding, and permutes what lies across its shards' borders
-    Repeated        one that XLA runs again where its result is needed again, rather than keep it
-    Reordered       an AllReduce behind the ReduceScatter that takes its result: of fewer elements
-    AsAllReduce     a ReduceScatter (then sliced), or an AllGather of zero-padded shards, or an AllToAll
-    AsAllGather     an AllToAll that gathers all and keeps a slice
+    Widened         more bytes per element: the CPU computes bf16 as float32
+    Narrowed        fewer bytes per element
+    Merged          several expected collectives run as one with several operands
+    Regrouped       collectives of other sizes over the same axes, with the same sum of elements
+    Padded          a ReduceScatter of padded shards, and permutes of what crosses the borders of the real shards
+    Repeated        a collective that XLA runs again, instead of keeping its result until the next use
+    Reordered       an AllReduce done behind the ReduceScatter that reads its result: it has fewer elements there
+    AsAllReduce     a ReduceScatter (then sliced), an AllGather of zero-padded shards, or an AllToAll
+    AsAllGather     an AllToAll that gathers everything and keeps a slice
     AsPermutes      an AllToAll as shifts
     AsTwo           an AllReduce as ReduceScatter and AllGather
-    ByAxes          one over two sets of axes as one over each
+    ByAxes          a collective over two sets of axes as one over each
 
-A rule explains runs on both sides, or leaves them alone: it accepts only what its promises prove, the kind, the axes
-and the elements of all that runs instead.
+A rule explains a run only if the kind, the axes and the elements of everything that runs instead prove the rewrite;
+otherwise it leaves the run alone.
 """
 
 from __future__ import annotations
@@ -26,195 +28,234 @@ from dataclasses import dataclass
 from itertools import chain, combinations, product
 from math import isclose
 
-from executor.compiler import matching as lots_
 from executor.compiler.expected import ExpectedCollective
 from executor.compiler.hlo import Collective
-from executor.compiler.matching import Matching, Rewrite, Sizes, UnmatchedRun
+from executor.compiler.matching import Matching, Rewrite, Sizes, UnmatchedRun, collectives_of, expected_collectives_of
 
 __all__ = ["CollectiveDiff", "Difference", "Rewrite", "compare_collectives"]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`missing`: promised and not found; `extra`: the reverse; `changed`: both, for one kind and axes.
+    """Runs of one kind and axes that no rule explains.
 
-    `extra_bytes`: what each device sends beyond what was priced, of the runs that nothing explains: 1 of 80, say.
+    `kind`: `missing` (expected and not compiled), `extra` (compiled and not expected), or `changed` (both).
+    `extra_bytes`: the bytes that each device sends beyond the priced ones, counting only the unexplained runs, which
+    may be 1 of 80.
     """
 
     kind: str
-    promised: tuple[ExpectedCollective, ...]
-    found: tuple[Collective, ...]
+    expected: tuple[ExpectedCollective, ...]
+    compiled: tuple[Collective, ...]
     extra_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveDiff:
-    """The outcome for one program; it holds unless there is a difference."""
+    """The outcome of a comparison: the rewrites that explain runs, and the differences that remain."""
 
     rewrites: tuple[Rewrite, ...]
     differences: tuple[Difference, ...]
 
     @property
     def holds(self) -> bool:
-        """Return whether every collective was promised, or is a rewrite of what was."""
+        """True if every compiled collective is an expected one or a rewrite of one, and none is missing."""
         return not self.differences
 
 
 def compare_collectives(
-    promised: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes, *, widens: bool = True
+    expected: Sequence[ExpectedCollective], compiled: Sequence[Collective], sizes: Sizes, *, widens: bool = True
 ) -> CollectiveDiff:
-    """Compare on a mesh of these axis sizes (`mesh.shape`). `widens`: the compiler may, as CPU's does with bf16."""
-    want = [UnmatchedRun(p.kind, p.axes, p.elements, p.width, p.runs, promise=p) for p in promised]
-    got, foreign = _unmatched_found(compiled, sizes, {(p.kind, p.axes, p.elements) for p in promised})
-    matching = Matching(sizes, want, got, widens)
+    """Compare the expected collectives of a plan with those of its compiled program.
+
+    `sizes`: `mesh.shape`, axis name -> size. `widens`: allow more bytes per element than priced, as the CPU's compiler
+    needs for bf16; False for the TPU's. Compiled collectives over no mesh axes, or with an unknown number of runs, are
+    differences of kind `extra`.
+    """
+    unmatched_expected = [UnmatchedRun(p.kind, p.axes, p.elements, p.width, p.runs, expected=p) for p in expected]
+    unmatched_compiled, unmatchable = _unmatched_compiled(
+        compiled, sizes, {(p.kind, p.axes, p.elements) for p in expected}
+    )
+    matching = Matching(sizes, unmatched_expected, unmatched_compiled, widens)
     for rule in RULES:
         rule(matching)
-    return CollectiveDiff(tuple(_together(matching.rewrites)), (*_left(matching), *foreign))
+    return CollectiveDiff(tuple(_summed(matching.rewrites)), (*_differences(matching), *unmatchable))
 
 
-def _unmatched_found(
-    compiled: Sequence[Collective], sizes: Sizes, promised: Container[tuple[str, tuple[str, ...], float]]
+def _unmatched_compiled(
+    compiled: Sequence[Collective], sizes: Sizes, expected: Container[tuple[str, tuple[str, ...], float]]
 ) -> tuple[list[UnmatchedRun], list[Difference]]:
-    """A lot per operand; collectives over no mesh axes, or run an unknown number of times, are differences at once.
+    """Return the compiled runs, one entry per operand, and the collectives that are differences at once.
 
-    Of an AllToAll (CPU passes its n shards), and where their sum was promised, all operands are one lot.
+    Differences are collectives over no mesh axes and those that run an unknown number of times. All operands together
+    are one entry for an AllToAll (the CPU passes its n shards as operands), and if their sum is expected.
     """
-    runs, foreign = [], []
+    unmatched, unmatchable = [], []
     for c in compiled:
         axes = c.axes(sizes)
         if axes is None or c.runs is None:
-            foreign.append(Difference("extra", (), (c,), c.nbytes * (c.runs or 1)))
+            unmatchable.append(Difference("extra", (), (c,), c.nbytes * (c.runs or 1)))
             continue
-        whole = c.kind == "AllToAll" or (c.kind, axes, float(c.elements)) in promised
-        for elements, width in [(c.elements, c.nbytes / c.elements)] if whole else _operands(c):
-            runs.append(UnmatchedRun(c.kind, axes, float(elements), width, c.runs, collective=c))
-    return runs, foreign
+        as_one_run = c.kind == "AllToAll" or (c.kind, axes, float(c.elements)) in expected
+        for elements, width in [(c.elements, c.nbytes / c.elements)] if as_one_run else _operand_widths(c):
+            unmatched.append(UnmatchedRun(c.kind, axes, float(elements), width, c.runs, collective=c))
+    return unmatched, unmatchable
 
 
-def _operands(c: Collective) -> list[tuple[int, float]]:
+def _operand_widths(c: Collective) -> list[tuple[int, float]]:
     return [(part.elements, part.bits / 8) for part in c.parts]
 
 
-def _left(matching: Matching) -> Iterator[Difference]:
-    for wants, gots in matching.by_key().values():
-        kind = "changed" if wants and gots else "missing" if wants else "extra"
-        yield Difference(kind, lots_.promised(wants), lots_.found(gots), matching.extra(wants, gots))
+def _differences(matching: Matching) -> Iterator[Difference]:
+    for expected, compiled in matching.by_key().values():
+        kind = "changed" if expected and compiled else "missing" if expected else "extra"
+        yield Difference(
+            kind, expected_collectives_of(expected), collectives_of(compiled), matching.extra_bytes(expected, compiled)
+        )
 
 
-def _together(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
-    """One entry per kind, promise and collective."""
-    alike: dict[object, list[Rewrite]] = defaultdict(list)
-    for r in rewrites:
-        alike[r.kind, r.promised, r.found].append(r)
-    for same in alike.values():
-        yield Rewrite(same[0].kind, same[0].promised, same[0].found, sum(r.extra_bytes for r in same))
+def _summed(rewrites: Sequence[Rewrite]) -> Iterator[Rewrite]:
+    """Sum the rewrites of equal kind, expected and compiled collectives into one."""
+    groups: dict[object, list[Rewrite]] = defaultdict(list)
+    for rewrite in rewrites:
+        groups[rewrite.kind, rewrite.expected, rewrite.compiled].append(rewrite)
+    for group in groups.values():
+        yield Rewrite(
+            group[0].kind, group[0].expected, group[0].compiled, sum(rewrite.extra_bytes for rewrite in group)
+        )
 
 
 def same(matching: Matching) -> None:
-    """Equal kind, axes and elements; equal width first."""
+    """Match runs of equal kind, axes and elements; those of equal bytes per element first."""
     for exact in (True, False):
-        for want in matching.want:
-            for got in matching.open(want, want.kind, want.elements):
-                if want.runs and exact == (want.width == got.width):
-                    matching.pairs.append((want, got))
-                    matching.take("" if exact else "Widened" if got.width > want.width else "Narrowed", [want], [got])
+        for expected in matching.expected:
+            for compiled in matching.candidates(expected, expected.kind, expected.elements):
+                if expected.runs and exact == (expected.width == compiled.width):
+                    matching.pairs.append((expected, compiled))
+                    matching.match(
+                        "" if exact else "Widened" if compiled.width > expected.width else "Narrowed",
+                        [expected],
+                        [compiled],
+                    )
 
 
 def merged(matching: Matching) -> None:
-    """Note which collectives do the work of several promises."""
-    did: dict[str, list[tuple[UnmatchedRun, UnmatchedRun]]] = defaultdict(list)
-    for want, got in matching.pairs:
-        if got.collective and len(got.collective.parts) > 1:
-            did[got.collective.name].append((want, got))
-    for several in did.values():
-        if len(several) > 1:
-            wants, gots = zip(*several, strict=True)
-            matching.note("Merged", wants, gots, 0.0)
+    """Note the compiled collectives that do the work of several expected ones (`Merged`)."""
+    pairs_of: dict[str, list[tuple[UnmatchedRun, UnmatchedRun]]] = defaultdict(list)
+    for expected, compiled in matching.pairs:
+        if compiled.collective and len(compiled.collective.parts) > 1:
+            pairs_of[compiled.collective.name].append((expected, compiled))
+    for pairs in pairs_of.values():
+        if len(pairs) > 1:
+            expected_runs, compiled_runs = zip(*pairs, strict=True)
+            matching.note("Merged", expected_runs, compiled_runs, 0.0)
 
 
 def padded(matching: Matching) -> None:
-    """A ReduceScatter of padded shards: what lies across the real ones' borders is permuted there."""
-    for want, got in matching.pairs:
-        c = got.collective
+    """Explain a ReduceScatter of padded shards and the permutes that restore the borders of the real shards."""
+    for expected, compiled in matching.pairs:
+        c = compiled.collective
         if c and c.padding and c.runs:
-            n, across = len(c.groups[0]), list(_across(matching, got, c))
-            extra = c.runs * (c.padding * got.width * (n - 1) / n + sum(map(matching.sent, across)))
-            matching.note("Padded", [want], [got, *across], extra)
-            for run in across:
-                run.runs -= c.runs
+            n, permutes = len(c.groups[0]), list(_border_permutes(matching, compiled, c))
+            extra = c.runs * (c.padding * compiled.width * (n - 1) / n + sum(map(matching.sent_bytes, permutes)))
+            matching.note("Padded", [expected], [compiled, *permutes], extra)
+            for permute in permutes:
+                permute.runs -= c.runs
 
 
-def _across(matching: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
-    """At most one permute for each distance in the group, always forward, of no more than what must go so far."""
+def _border_permutes(matching: Matching, scatter: UnmatchedRun, c: Collective) -> Iterator[UnmatchedRun]:
+    """Yield at most one permute per distance within the group, of no more elements than must go that far."""
     seen = set()
-    for run in sorted(matching.got, key=lambda run: run.runs != c.runs):  # those that run as often come first
+    for permute in sorted(
+        matching.compiled, key=lambda permute: permute.runs != c.runs
+    ):  # those that run as often come first
         if (
-            run.kind == "CollectivePermute"
-            and run.collective
-            and run.runs >= (c.runs or 0)
-            and run.width == scatter.width
+            permute.kind == "CollectivePermute"
+            and permute.collective
+            and permute.runs >= (c.runs or 0)
+            and permute.width == scatter.width
         ):
-            far = _distance(run.collective, c)
-            if far and far not in seen and run.elements <= _over_borders(scatter.elements, c, far):
-                seen.add(far)
-                yield run
+            distance = _distance(permute.collective, c)
+            if (
+                distance
+                and distance not in seen
+                and permute.elements <= _elements_over_borders(scatter.elements, c, distance)
+            ):
+                seen.add(distance)
+                yield permute
 
 
 def _distance(permute: Collective, scatter: Collective) -> int | None:
-    """By how many places each pair of the permute goes forward in its group of the scatter, if all by the same."""
+    """Return the number of places that every pair of the permute moves forward in its group; None if they differ."""
     place = {device: (g, i) for g, group in enumerate(scatter.groups) for i, device in enumerate(group)}
     ends = [(place[a], place[b]) for a, b in permute.pairs]
-    far = {b[1] - a[1] if a[0] == b[0] else None for a, b in ends}
-    return far.pop() if len(far) == 1 else None
+    distances = {b[1] - a[1] if a[0] == b[0] else None for a, b in ends}
+    return distances.pop() if len(distances) == 1 else None
 
 
-def _over_borders(elements: float, c: Collective, far: int) -> float:
-    """Elements of a padded shard that some device needs, of those `far` places on: of all, from the first to the last.
+def _elements_over_borders(elements: float, c: Collective, distance: int) -> float:
+    """Return how many elements of a padded shard must go `distance` places forward, as one span for all devices.
 
-    With n shards of r elements that are padded to p, device i has [i p, i p + p) and needs [i r, i r + r).
+    With n shards of r elements that are padded to p, device i has [i p, i p + p) and needs [i r, i r + r). The span
+    runs from the first to the last element of a shard that any device at that distance needs.
     """
     n = len(c.groups[0])
-    real, held = elements / n, (elements + c.padding) / n
+    unpadded, padded = elements / n, (elements + c.padding) / n
     spans = []
-    for i in range(far, n):
-        at = (i - far) * held
-        first, last = max(i * real, at), min((i + 1) * real, at + held)
+    for i in range(distance, n):
+        start = (i - distance) * padded
+        first, last = max(i * unpadded, start), min((i + 1) * unpadded, start + padded)
         if first < last:
-            spans.append((first - at, last - at))
+            spans.append((first - start, last - start))
     return max(b for _, b in spans) - min(a for a, _ in spans) if spans else 0.0
 
 
 def repeated(matching: Matching) -> None:
-    """A matched collective that XLA runs again where its result is needed again, rather than keep it: `name.remat`."""
-    first = {got.collective.name: (want, got) for want, got in matching.pairs if got.collective}
-    for again in matching.got:
-        name, remat, _ = again.collective.name.partition(".remat") if again.collective else ("", "", "")
-        if again.runs and remat and name in first and _alike(first[name][1], again):
-            matching.note("Repeated", [first[name][0]], [again], again.runs * matching.sent(again))
-            again.runs = 0
+    """Explain a collective `name.remat`, which repeats the matched collective `name` instead of keeping its result."""
+    first = {
+        compiled.collective.name: (expected, compiled) for expected, compiled in matching.pairs if compiled.collective
+    }
+    for repeat in matching.compiled:
+        name, remat, _ = repeat.collective.name.partition(".remat") if repeat.collective else ("", "", "")
+        if repeat.runs and remat and name in first and _is_repeat(first[name][1], repeat):
+            matching.note("Repeated", [first[name][0]], [repeat], repeat.runs * matching.sent_bytes(repeat))
+            repeat.runs = 0
 
 
-def _alike(a: UnmatchedRun, b: UnmatchedRun) -> bool:
-    """Return whether b does what a did, for the same operation of the program, and no more often."""
-    one, two = a.collective, b.collective
-    if not one or not two or one.op_name != two.op_name or (two.runs or 0) > (one.runs or 0):
+def _is_repeat(a: UnmatchedRun, b: UnmatchedRun) -> bool:
+    """Return whether b repeats what a does, for the same operation of the program, and no more often."""
+    first, second = a.collective, b.collective
+    if not first or not second or first.op_name != second.op_name or (second.runs or 0) > (first.runs or 0):
         return False
     return (a.kind, a.axes, a.elements, a.width) == (b.kind, b.axes, b.elements, b.width)
 
 
 def reordered(matching: Matching) -> None:
-    """An AllReduce whose result only a ReduceScatter over other axes reads, done on the scattered shards."""
-    scatters = [run for run in matching.want if run.kind == "ReduceScatter" and run.promise and not run.runs]
-    for want in (run for run in matching.want if run.kind == "AllReduce" and run.runs and run.promise):
+    """Explain an AllReduce whose result a ReduceScatter over other axes reads and that runs on its scattered shards."""
+    scatters = [
+        unmatched
+        for unmatched in matching.expected
+        if unmatched.kind == "ReduceScatter" and unmatched.expected and not unmatched.runs
+    ]
+    for expected in (
+        unmatched
+        for unmatched in matching.expected
+        if unmatched.kind == "AllReduce" and unmatched.runs and unmatched.expected
+    ):
         for scatter in scatters:
-            if _feeds(want, scatter):
-                for got in matching.open(want, "AllReduce", want.elements / matching.ways(scatter.axes)):
-                    matching.take("Reordered", [want], [got])
+            if _feeds(expected, scatter):
+                for compiled in matching.candidates(
+                    expected, "AllReduce", expected.elements / matching.devices_along(scatter.axes)
+                ):
+                    matching.match("Reordered", [expected], [compiled])
 
 
 def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
-    """Return whether an expected scatter takes, as often, the result of an expected AllReduce over other axes."""
-    a, b = reduce.promise, scatter.promise
+    """Return whether an expected ReduceScatter reads the result of an expected AllReduce over other axes.
+
+    Their steps' texts decide; both must run equally often and have the same elements.
+    """
+    a, b = reduce.expected, scatter.expected
     if not a or not b or a.runs != b.runs or a.elements != b.elements or {*a.axes} & {*b.axes}:
         return False
     component, result = a.text.partition(" = ")[0].split(": ", 1)
@@ -222,64 +263,74 @@ def _feeds(reduce: UnmatchedRun, scatter: UnmatchedRun) -> bool:
 
 
 def as_one(matching: Matching) -> None:
-    """Another kind whose elements are the same number; equal runs first."""
-    others = {
+    """Explain a collective that runs as an AllReduce or an AllGather of the same elements; equal runs first."""
+    rewrites = {
         "AsAllReduce": ("AllReduce", ("ReduceScatter", "AllGather", "AllToAll")),
         "AsAllGather": ("AllGather", ("AllToAll",)),
     }
-    for alike, (name, (kind, sources)) in product((True, False), others.items()):
-        for want in matching.want:
-            if want.kind in sources:
-                for got in matching.open(want, kind, want.elements):
-                    if want.runs and (want.runs == got.runs or not alike):
-                        matching.take(name, [want], [got])
+    for equal_runs, (name, (kind, sources)) in product((True, False), rewrites.items()):
+        for expected in matching.expected:
+            if expected.kind in sources:
+                for compiled in matching.candidates(expected, kind, expected.elements):
+                    if expected.runs and (expected.runs == compiled.runs or not equal_runs):
+                        matching.match(name, [expected], [compiled])
 
 
 def as_two(matching: Matching) -> None:
-    """An AllReduce as a ReduceScatter and an AllGather."""
-    for want in (run for run in matching.want if run.kind == "AllReduce"):
-        for scatter in matching.open(want, "ReduceScatter", want.elements):
-            for gather in matching.open(want, "AllGather", want.elements):
-                if want.runs and scatter.runs:
-                    matching.take("AsTwo", [want], [scatter, gather])
+    """Explain an AllReduce that runs as a ReduceScatter and an AllGather."""
+    for expected in (unmatched for unmatched in matching.expected if unmatched.kind == "AllReduce"):
+        for scatter in matching.candidates(expected, "ReduceScatter", expected.elements):
+            for gather in matching.candidates(expected, "AllGather", expected.elements):
+                if expected.runs and scatter.runs:
+                    matching.match("AsTwo", [expected], [scatter, gather])
 
 
 def by_axes(matching: Matching) -> None:
-    """Over A and B: whole over A, and 1/|A| of it (an AllReduce: whole) over B."""
-    for want in (run for run in matching.want if run.kind in ("AllGather", "ReduceScatter", "AllReduce")):
-        for part in chain.from_iterable(combinations(want.axes, k) for k in range(1, len(want.axes))):
-            rest = tuple(axis for axis in want.axes if axis not in part)
-            less = want.elements / (1 if want.kind == "AllReduce" else matching.ways(part))
-            for a in matching.open(want, want.kind, want.elements, part):
-                for b in matching.open(want, want.kind, less, rest):
-                    if want.runs and a.runs:
-                        matching.take("ByAxes", [want], [a, b])
+    """Explain a collective over axes A and B that runs as one over A and one over B.
+
+    The one over B has 1/|A| of the elements; all of them in an AllReduce.
+    """
+    for expected in (
+        unmatched for unmatched in matching.expected if unmatched.kind in ("AllGather", "ReduceScatter", "AllReduce")
+    ):
+        for part in chain.from_iterable(combinations(expected.axes, k) for k in range(1, len(expected.axes))):
+            rest = tuple(axis for axis in expected.axes if axis not in part)
+            rest_elements = expected.elements / (1 if expected.kind == "AllReduce" else matching.devices_along(part))
+            for a in matching.candidates(expected, expected.kind, expected.elements, part):
+                for b in matching.candidates(expected, expected.kind, rest_elements, rest):
+                    if expected.runs and a.runs:
+                        matching.match("ByAxes", [expected], [a, b])
 
 
 def as_permutes(matching: Matching) -> None:
-    """An AllToAll of n as n - 1 shifts of 1/n of the local array."""
-    for want in (run for run in matching.want if run.kind == "AllToAll"):
-        n = matching.ways(want.axes)
-        shifts = list(matching.open(want, "CollectivePermute", want.elements / n**2))
-        if want.runs and sum(run.runs for run in shifts) == want.runs * (n - 1):
-            matching.note("AsPermutes", [want], shifts, matching.extra([want], shifts))
-            _spend(want, *shifts)
+    """Explain an AllToAll over n devices that runs as n - 1 shifts of 1/n of the local array."""
+    for expected in (unmatched for unmatched in matching.expected if unmatched.kind == "AllToAll"):
+        n = matching.devices_along(expected.axes)
+        shifts = list(matching.candidates(expected, "CollectivePermute", expected.elements / n**2))
+        if expected.runs and sum(unmatched.runs for unmatched in shifts) == expected.runs * (n - 1):
+            matching.note("AsPermutes", [expected], shifts, matching.extra_bytes([expected], shifts))
+            _use_up(expected, *shifts)
 
 
 def regrouped(matching: Matching) -> None:
-    """Other sizes over the same axes, and the same sum."""
-    for wants, gots in matching.by_key().values():
-        total = sum(run.elements * run.runs for run in gots)
-        wide = max((run.width for run in wants), default=0)
-        narrow = matching.widens or all(run.width <= wide for run in gots)
-        if wants and gots and narrow and isclose(sum(run.elements * run.runs for run in wants), total, rel_tol=1e-6):
-            matching.note("Regrouped", wants, gots, matching.extra(wants, gots))
-            _spend(*wants, *gots)
+    """Explain collectives over the same axes that have other sizes, but the same sum of elements over all runs."""
+    for expected, compiled in matching.by_key().values():
+        total = sum(unmatched.elements * unmatched.runs for unmatched in compiled)
+        widest = max((unmatched.width for unmatched in expected), default=0)
+        allowed_widths = matching.widens or all(unmatched.width <= widest for unmatched in compiled)
+        if (
+            expected
+            and compiled
+            and allowed_widths
+            and isclose(sum(unmatched.elements * unmatched.runs for unmatched in expected), total, rel_tol=1e-6)
+        ):
+            matching.note("Regrouped", expected, compiled, matching.extra_bytes(expected, compiled))
+            _use_up(*expected, *compiled)
 
 
-def _spend(*runs: UnmatchedRun) -> None:
-    for run in runs:
-        run.runs = 0
+def _use_up(*runs: UnmatchedRun) -> None:
+    for unmatched in runs:
+        unmatched.runs = 0
 
 
 RULES = (same, merged, padded, repeated, reordered, as_one, as_two, by_axes, as_permutes, regrouped)

@@ -1,1 +1,1 @@
-"""The levels of `verify`: each tries one promise of a plan and returns its findings."""
+"""The levels of `verify`: each checks one claim of a plan and returns its findings."""

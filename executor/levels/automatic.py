@@ -1,8 +1,8 @@
-"""Levels `collectives` and `tpu-compiler` in automatic mode: what XLA makes of plain code under a plan's specs.
+"""Levels `collectives` and `tpu-compiler` in automatic mode: XLA compiles plain code under a plan's PartitionSpecs.
 
-XLA chooses the collectives. With the plan's constraints on activations it is to choose what was priced; without them
-(mode `unconstrained`) it gathers weights. What it does otherwise and moves more is a finding that names the tensor;
-rewrites are notes.
+XLA chooses the collectives. With the plan's constraints on activations it is expected to choose the priced ones;
+without them (mode `unconstrained`) it gathers weights. A choice that moves more bytes is a finding that names the
+tensor; rewrites that do not are notes.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ AUTOMATIC = LevelOptions(mode="automatic")
 
 
 def automatic_collectives(loaded: Loaded, options: LevelOptions = AUTOMATIC, without: Sequence[str] = ()) -> Level:
-    """Level `collectives`, for host devices: of the plan's shrunken copy, in float32.
+    """Return the level `collectives` for host devices, of the plan's shrunken copy in float32.
 
     `without`: tensors whose constraints are left out, such as `0/attention/Q`.
     """
     check_supported(loaded.plan)
     small = shrink(loaded, F32)
-    return _judged("collectives", small, host_mesh(small), options.mode, without)
+    return _judge("collectives", small, host_mesh(small), options.mode, without)
 
 
 def automatic_tpu_compiler(loaded: Loaded, options: LevelOptions = AUTOMATIC) -> Level:
-    """Level `tpu-compiler`: of the plan at full size."""
+    """Return the level `tpu-compiler` of the plan at full size."""
     check_supported(loaded.plan)
     mesh = build_mesh(loaded.plan.mesh, loaded.slice_, tpu_devices(loaded.slice_))
-    return _judged("tpu-compiler", loaded, mesh, options.mode)
+    return _judge("tpu-compiler", loaded, mesh, options.mode)
 
 
-def _judged(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence[str] = ()) -> Level:
-    """Mode `unconstrained` gives XLA the specs of parameters, inputs and results only."""
+def _judge(level: str, loaded: Loaded, mesh: Mesh, mode: str, without: Sequence[str] = ()) -> Level:
+    """Compile the step and judge its collectives; mode `unconstrained` gives XLA no specs of activations."""
     plan = loaded.plan
-    constraints = plan.activation_specs if mode == AUTOMATIC.mode else {}
-    kept = {name: spec for name, spec in constraints.items() if name.partition("@")[0] not in without}
-    engine = automatic_engine(loaded, mesh, kept, RunOptions(capacity_factor=capacity_factor(plan)))
+    available = plan.activation_specs if mode == AUTOMATIC.mode else {}
+    constraints = {name: spec for name, spec in available.items() if name.partition("@")[0] not in without}
+    engine = automatic_engine(loaded, mesh, constraints, RunOptions(capacity_factor=capacity_factor(plan)))
     step = engine.decode_step() if plan.phase == "decode" else engine.prefill_step()
     try:
-        made = compile_on(loaded.slice_, step, engine.abstract_arguments())
+        compiled = compile_on(loaded.slice_, step, engine.abstract_arguments())
     except CompileFailed as error:
         return verdict(level, mode, 1, (Finding(what="compiling", promised="a program", found=str(error)),))
-    if isinstance(made, DoesNotFit):
-        return _too_big(plan, level, mode, made)
-    judged = judge_collectives(plan, made.text, dict(mesh.shape), level, mode)
-    return changed(judged, notes=(_memory(made), *judged.notes))
+    if isinstance(compiled, DoesNotFit):
+        return _judge_too_big(plan, level, mode, compiled)
+    result = judge_collectives(plan, compiled.text, dict(mesh.shape), level, mode)
+    return changed(result, notes=(_memory_note(compiled), *result.notes))
 
 
-def _too_big(plan: Plan, level: str, mode: str, made: DoesNotFit) -> Level:
-    finding = made.told(plan.memory.usable_bytes)
+def _judge_too_big(plan: Plan, level: str, mode: str, does_not_fit: DoesNotFit) -> Level:
+    described = does_not_fit.describe(plan.memory.usable_bytes)
     promised = f"{plan.memory.total_bytes / 1e9:.4f} of {gb(plan.memory.usable_bytes)}"
     if plan.memory.total_bytes > plan.memory.usable_bytes:
-        return verdict(level, mode, 1, (), (f"does not fit, as the plan says: {finding}",))
-    return verdict(level, mode, 1, (Finding(what="memory", promised=promised, found=finding),))
+        return verdict(level, mode, 1, (), (f"does not fit, as the plan says: {described}",))
+    return verdict(level, mode, 1, (Finding(what="memory", promised=promised, found=described),))
 
 
-def _memory(made: Compiled) -> str:
+def _memory_note(compiled: Compiled) -> str:
     return (
-        f"memory: arguments {gb(made.argument_bytes)}, temporaries {gb(made.temp_bytes)}, "
-        f"updated in place {gb(made.alias_bytes)}"
+        f"memory: arguments {gb(compiled.argument_bytes)}, temporaries {gb(compiled.temp_bytes)}, "
+        f"updated in place {gb(compiled.alias_bytes)}"
     )

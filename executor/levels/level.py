@@ -1,4 +1,4 @@
-"""The type of a level: a function of a loaded plan and the options of a run that returns a verdict."""
+"""The type of a level: a function from a loaded plan and the options of a run to a `Level` of the report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from executor.verdict import Level
 
 @dataclass(frozen=True, kw_only=True)
 class LevelOptions:
-    """The options of a level. `mode`: the part of the plan that the compiler is given; see `levels.verify.MODES`.
+    """The options of a level. `mode`: how the step is written for JAX; see `levels.verify.MODES`.
 
-    `timing_within`: the factor between the measured and the priced step up to which level `timing` passes; None: the
-    time is told and not judged.
+    `timing_within`: the factor up to which measured and priced seconds may differ for level `timing` to pass; None:
+    the level reports the seconds and does not judge them.
     """
 
     mode: str = "manual"
@@ -24,4 +24,4 @@ class LevelOptions:
 MANUAL = LevelOptions()
 
 Judge = Callable[[Loaded, LevelOptions], Level]
-"""A level: raises `Unavailable` where devices or what the model has are missing here, `InputError` on nonsense."""
+"""A level's function. Raises `Unavailable` if it cannot run on this machine, `InputError` on a plan that is wrong."""

@@ -1,13 +1,13 @@
-"""Level `numerics`: the plan's programs, run on host devices, give what the unsharded reference gives.
+"""Level `numerics` runs the plan's programs on host devices and compares their logits with the unsharded reference.
 
-A plan of decode starts from an empty cache; its sequences begin one after the other, so that they are of different
-length, and the last 16 steps run all of them, up to the cache's last slot. A plan of prefill reads prompts of
-different length; their caches are inserted into an engine of decode without sharding, which goes on for 16 steps.
-Every step's logits are compared: the largest difference over the standard deviation of the reference's logits.
+A decode plan starts from an empty KV cache. Its sequences begin at different steps, so that their lengths differ; in
+the last 16 steps all of them run, up to the cache's last slot. A prefill plan reads prompts of different lengths; their
+caches are inserted into an unsharded decode engine, which generates for 16 more steps. Every step's logits are
+compared. The error is the largest difference in units of the standard deviation of the reference's logits.
 
-Both sides round: in float32 each is about 4e-6 off, so the bound 1e-5 holds whatever the order of the sums. In
-bf16 (2^-8 per rounding) one token can be far off where a router's or a softmax's decision turns, so that the bound
-is on the median over tokens of the root mean square.
+Both results are rounded. In float32 each is off by about 4e-6, so the bound 1e-5 holds for any order of the sums. In
+bf16 (2^-8 per rounding) a single token can be far off if a router or a softmax decides differently, so the bound is on
+the median over tokens of the root-mean-square error.
 """
 
 from __future__ import annotations
@@ -38,19 +38,26 @@ from strategies.layout import Assigned, lay_out
 from strategies.models.workload import Workload
 
 BOUNDS = {"f32": 1e-5, "bf16": 0.02}
-"""By dtype, the largest error of a token's logits (f32), or of the median token's (bf16), in standard deviations."""
+"""The bound on the error by dtype, in standard deviations: the largest error (f32) or the median token's RMS (bf16)."""
 _SHOWN = 5
 
 
 def numerics(loaded: Loaded, options: LevelOptions = MANUAL) -> Level:
-    """The level of a plan, on its shrunken copy in float32."""
+    """Return the level `numerics` of a plan, run on its shrunken copy (`shrink`) in float32.
+
+    Raises `Unavailable` if the model or the mesh cannot be run here.
+    """
     check_supported(loaded.plan)
     small = shrink(loaded, F32)
     return run_numerics(small, host_mesh(small), options.mode, engine_of)
 
 
 def run_numerics(loaded: Loaded, mesh: Mesh, mode: str, make: MakeEngine) -> Level:
-    """The level of a plan that is small enough to run as it is, in float32 or bf16."""
+    """Return the level `numerics` of a plan that is small enough to run as it is, in float32 or bf16.
+
+    `make` builds the engine. A program that raises an error fails the level, and the finding names its step. Raises
+    `Unavailable` if the processes of a distributed run lose each other.
+    """
     plan = loaded.plan
     try:
         run = _Run(plan, make(loaded, mesh))
@@ -59,14 +66,15 @@ def run_numerics(loaded: Loaded, mesh: Mesh, mode: str, make: MakeEngine) -> Lev
         if lost_others(error):
             raise Unavailable(f"the processes lost each other: {first_line(error)}") from None
         return verdict("numerics", mode, 1, (raised(failed_step(error) or "the step", "runs", error),))
-    return _judged(plan, mode, errors)
+    return _judge(plan, mode, errors)
 
 
 @dataclass(frozen=True)
 class Error:
-    """One token's logits against the reference's, in standard deviations: where, the largest, the mean square's root.
+    """The error of one token's logits against the reference's, in standard deviations of the reference's logits.
 
-    `token`: whether the best token was chosen, or one that is as good within the bound.
+    `largest`, `rms`: the largest error and the root mean square, over the vocabulary. `token`: the engine chose the
+    reference's best token, or one that is as good within the bound.
     """
 
     where: str
@@ -77,6 +85,8 @@ class Error:
 
 @dataclass(frozen=True)
 class _Run:
+    """The comparison of one engine with the reference, token by token."""
+
     plan: Plan
     engine: Any
 
@@ -86,58 +96,70 @@ class _Run:
         return random_params(self.plan.model, jax.random.key(0), dtype)
 
     def decode(self) -> Iterator[Error]:
-        """Sequences that begin one after the other; before its begin a sequence repeats its first token."""
+        """Yield the errors of a decode run; a sequence repeats its first token until the step at which it starts."""
         B, steps = self.plan.padded_batch, self.plan.context
-        begins = np.linspace(0, max(0, steps - STEPS), B).astype(int)
-        tokens, wanted = self._reference(B, steps)
+        starts = np.linspace(0, max(0, steps - STEPS), B).astype(int)
+        tokens, expected = self._reference(B, steps)
         weights, cache = self.engine.place(self._params), self.engine.init_cache()
         for step in range(steps):
-            at = np.maximum(0, step - begins)
-            chosen, logits, cache = self.engine.generate(weights, cache, tokens[np.arange(B), at], at, logits=True)
-            yield from self._errors(f"decode step {step}", at, wanted, chosen, logits)
+            positions = np.maximum(0, step - starts)
+            chosen, logits, cache = self.engine.generate(
+                weights, cache, tokens[np.arange(B), positions], positions, logits=True
+            )
+            yield from self._errors(f"decode step {step}", positions, expected, chosen, logits)
 
     def prefill(self) -> Iterator[Error]:
-        """Prompts of different length, then what comes next, through caches in other places of the batch."""
+        """Yield the errors of a prefill of prompts of different lengths, and of the decode steps that follow it.
+
+        Each prompt's cache is inserted into another slot of the batch than the prompt's own.
+        """
         B, T = self.plan.padded_batch, self.plan.context
-        lengths, places = np.linspace(T, 1, B).astype(int), np.roll(np.arange(B), 1)
-        tokens, wanted = self._reference(B, T + STEPS)
+        lengths, slots = np.linspace(T, 1, B).astype(int), np.roll(np.arange(B), 1)
+        tokens, expected = self._reference(B, T + STEPS)
         params = self._params
-        placed = self.engine.place(params)
-        chosen, logits, prompts = self.engine.prefill(placed, tokens[:, :T], lengths, logits=True)
-        yield from self._errors("prefill", lengths - 1, wanted, chosen, logits)
-        follow = unsharded(self.plan, self.engine.mesh, T + STEPS)
-        weights, cache = follow.place(params), follow.insert(follow.init_cache(), prompts, places)
-        back = np.argsort(places)
+        prefill_weights = self.engine.place(params)
+        tokens_out, logits, prompts = self.engine.prefill(prefill_weights, tokens[:, :T], lengths, logits=True)
+        yield from self._errors("prefill", lengths - 1, expected, tokens_out, logits)
+        decoder = unsharded(self.plan, self.engine.mesh, T + STEPS)
+        weights, cache = decoder.place(params), decoder.insert(decoder.init_cache(), prompts, slots)
+        slot_order = np.argsort(slots)
         for step in range(STEPS):
-            at = lengths + step
-            last = tokens[np.arange(B), at][back], at[back]
-            chosen, logits_, cache = follow.generate(weights, cache, *last, logits=True)
-            ours = fetch(chosen)[places], fetch(logits_)[places]
-            yield from self._errors(f"step {step} after prefill", at, wanted, *ours)
+            positions = lengths + step
+            inputs = tokens[np.arange(B), positions][slot_order], positions[slot_order]
+            tokens_out, step_logits, cache = decoder.generate(weights, cache, *inputs, logits=True)
+            in_prompt_order = fetch(tokens_out)[slots], fetch(step_logits)[slots]
+            yield from self._errors(f"step {step} after prefill", positions, expected, *in_prompt_order)
 
     def _reference(self, B: int, T: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         tokens = np.random.default_rng(0).integers(0, self.plan.model.V, (B, T))
         return tokens, np.asarray(reference_logits(self.plan.model, self._params, jnp.asarray(tokens)))
 
     def _errors(
-        self, what: str, at: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any], chosen: Any, logits: Any
+        self, what: str, positions: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], chosen: Any, logits: Any
     ) -> Iterator[Error]:
-        bound, scale = BOUNDS[self.plan.dtypes.weights], wanted.std()
-        computed = fetch(logits).astype(np.float32)[:, : wanted.shape[-1]]
+        bound, scale = BOUNDS[self.plan.dtypes.weights], expected.std()
+        actual = fetch(logits).astype(np.float32)[:, : expected.shape[-1]]
         for b, token in enumerate(fetch(chosen)):
-            right = wanted[b, at[b]]
-            off = (computed[b] - right) / scale
-            best = 0 <= token < len(right) and right[token] >= right.max() - 2 * scale * max(bound, abs(off).max())
-            where = f"{what}, sequence {b}, position {at[b]}"
-            yield Error(where, _number(np.abs(off).max()), _number(np.sqrt(np.mean(off**2))), bool(best))
+            reference = expected[b, positions[b]]
+            difference = (actual[b] - reference) / scale
+            is_best = 0 <= token < len(reference) and reference[token] >= reference.max() - 2 * scale * max(
+                bound, abs(difference).max()
+            )
+            where = f"{what}, sequence {b}, position {positions[b]}"
+            yield Error(
+                where,
+                _finite_or_inf(np.abs(difference).max()),
+                _finite_or_inf(np.sqrt(np.mean(difference**2))),
+                bool(is_best),
+            )
 
 
-def _number(x: Any) -> float:
+def _finite_or_inf(x: Any) -> float:
     return float(x) if np.isfinite(x) else float("inf")
 
 
 def unsharded(plan: Plan, mesh: Mesh, context: int) -> Engine:
-    """An engine of decode in which every mesh axis idles."""
+    """Return a decode engine for the plan's model on this mesh in which every mesh axis is idle: all is replicated."""
     work = Workload(phase="decode", batches=(plan.padded_batch,), context=context, dtypes=plan.dtypes)
     idle = (IDLE,) * len(plan.mesh.axis_names)
     assigned = [
@@ -148,15 +170,15 @@ def unsharded(plan: Plan, mesh: Mesh, context: int) -> Engine:
     return engine(layout, plan.model, work, mesh)
 
 
-def _judged(plan: Plan, mode: str, errors: Sequence[Error]) -> Level:
+def _judge(plan: Plan, mode: str, errors: Sequence[Error]) -> Level:
     dtype = plan.dtypes.weights
     bound, exact = BOUNDS[dtype], dtype == "f32"
     median = float(np.median([e.rms for e in errors]))
-    bad = [e for e in errors if e.largest > bound] if exact else [e for e in errors if median > bound]
-    findings = [_finding(e, bound, exact) for e in bad[:_SHOWN]]
-    findings += [_of_token(e) for e in errors if not e.token][:_SHOWN]
-    if len(bad) > _SHOWN:
-        findings.append(Finding(what="logits", promised="equal those of the reference", found=f"{len(bad)} differ"))
+    failing = [e for e in errors if e.largest > bound] if exact else [e for e in errors if median > bound]
+    findings = [_finding(e, bound, exact) for e in failing[:_SHOWN]]
+    findings += [_token_finding(e) for e in errors if not e.token][:_SHOWN]
+    if len(failing) > _SHOWN:
+        findings.append(Finding(what="logits", promised="equal those of the reference", found=f"{len(failing)} differ"))
     worst = max(e.largest for e in errors)
     note = (
         f"{dtype}: logits of {len(errors)} tokens against the unsharded reference: at most {worst:.1e} of their "
@@ -174,5 +196,5 @@ def _finding(error: Error, bound: float, exact: bool) -> Finding:
     )
 
 
-def _of_token(error: Error) -> Finding:
+def _token_finding(error: Error) -> Finding:
     return Finding(what=f"token of {error.where}", promised="the one with the largest logit", found="another")

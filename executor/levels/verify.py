@@ -1,4 +1,8 @@
-"""`verify`: runs the levels on one plan and says whether it does what was promised."""
+"""`verify` checks one plan at several levels and reports whether the plan does what it states.
+
+Level `plan` always runs first: it recomputes the plan from its layouts, so an edited file fails at once. The other
+levels (`LEVELS`) run or compile the plan's programs; each is a function from a plan to a `Level` of the report.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,12 @@ from planner.plan.planfile import pick_plan, read_plan
 from strategies.notation import Program
 
 MODES = ("manual", "automatic", "unconstrained", "both")
-"""`shard_map`; `jit` with the plan's specs and constraints; `jit` with its specs alone; the first two in turn."""
+"""How the step is written for JAX.
+
+`manual`: the plan's programs under `jax.shard_map`. `automatic`: plain code under `jax.jit` with the plan's
+PartitionSpecs and its constraints on activations. `unconstrained`: the same without the constraints. `both`: `manual`
+and `automatic`, one after the other.
+"""
 
 HOST_DEVICES, MOST_HOST_DEVICES = 16, 64
 Progress = Callable[[str], None]
@@ -39,10 +48,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class LevelEntry:
-    """A level that can be asked for: its function in each mode, as "module:function", for jax loads when it runs.
+    """A level that `verify` can run: its function in each mode, named as "module:function".
 
-    A level without `automatic` runs in mode manual, whatever the mode: numbers do not depend on who asks for a
-    collective. `default`: whether it runs unless levels are named.
+    Functions are named rather than imported so that jax loads only if a level runs. A level without `automatic` always
+    runs in mode `manual`, because its result does not depend on the mode. `default`: the level runs if the user names
+    no levels.
     """
 
     manual: str
@@ -50,7 +60,11 @@ class LevelEntry:
     default: bool = True
 
     def modes(self, mode: str) -> tuple[str, ...]:
-        """The modes in which it runs where this one is asked for."""
+        """Return the modes in which the level runs if the user asks for `mode`.
+
+        >>> LEVELS["numerics"].modes("both"), LEVELS["timing"].modes("both")
+        (('manual',), ('manual', 'automatic'))
+        """
         if self.automatic is None:
             return ("manual",)
         return ("manual", "automatic") if mode == "both" else (mode,)
@@ -74,17 +88,21 @@ LEVELS: Mapping[str, LevelEntry] = {
 
 
 def judge_of(level: str, mode: str) -> Judge:
-    """The function of a level in a mode."""
+    """Import and return the function of a level in a mode."""
     entry = LEVELS[level]
     return cast(Judge, resolve_name(entry.manual if mode == "manual" else entry.automatic or entry.manual))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """A question of `verify`: plan `pick` of a plan file, its levels (None: the default ones) and its mode.
+    """A request to verify plan number `pick` (from 1) of a plan file.
 
-    `programs`, `chip_file`: what the plan was made with. `timing_within`: the factor between measured and priced step
-    up to which level `timing` passes; without, it only tells them. Raises `InputError` on nonsense.
+    `levels`: the levels to run after level `plan`; None: those that run by default. `mode`: one of `MODES`.
+    `programs`, `chip_file`: the user's own programs and chip file, if the plan was made with some.
+    `timing_within`: the factor up to which measured and priced seconds may differ; without it level `timing` reports
+    the seconds and does not judge them.
+
+    Raises `InputError` on an unknown level or mode, and on a factor below 1 or without level `timing`.
     """
 
     path: Path
@@ -105,63 +123,66 @@ class Verification:
             self._check_within(self.timing_within)
 
     def _check_within(self, factor: float) -> None:
-        said = f"timing_within {factor:g}: "
+        prefix = f"timing_within {factor:g}: "
         if "timing" not in (self.levels or ()):
-            raise InputError(f"{said}it judges level timing, which runs only if asked for", "timing_within")
+            raise InputError(f"{prefix}it judges level timing, which runs only if asked for", "timing_within")
         if not 1 <= factor < math.inf:
-            raise InputError(f"{said}expected a factor of at least 1, such as 1.5", "timing_within")
+            raise InputError(f"{prefix}expected a factor of at least 1, such as 1.5", "timing_within")
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """The levels after level `plan`."""
+    def levels_after_plan(self) -> tuple[str, ...]:
+        """The names of the levels that run after level `plan`."""
         return self.levels or tuple(name for name, entry in LEVELS.items() if entry.default)
 
 
 def verify(
-    asked: Verification, *, together: SingleProcess | None = None, progress: Progress = lambda _: None
+    request: Verification, *, together: SingleProcess | None = None, progress: Progress = lambda _: None
 ) -> Report:
-    """Run the levels on a plan. Level `plan`, whether the file was edited, always runs first.
+    """Run the levels of a request on its plan and return the report.
 
-    `together`: one of several processes, from `executor.processes.join`. Raises `InputError` on bad input, and where a
-    level asked for by name cannot run. Levels that run by default and cannot are `skipped`, which never counts as
-    passed; nor does what is only told.
+    Level `plan` always runs first, and the others run only if it passes. `together`: this process as one of several,
+    from `executor.processes.join.joined`. `progress` is called with a line of text before each level.
+
+    The report's `holds` is True if no level failed and at least one level after `plan` passed. A level that runs by
+    default and cannot run here is `skipped`; neither `skipped` nor `told` counts as passed. Raises `InputError` on bad
+    input, and if a level that the user named cannot run here.
     """
     together = together or SingleProcess()
 
     def read() -> tuple[Plan, Chip | None]:
-        plan = pick_plan(read_plan(asked.path), asked.path, asked.pick)
-        return plan, chip_of(plan, asked.chip_file)
+        plan = pick_plan(read_plan(request.path), request.path, request.pick)
+        return plan, chip_of(plan, request.chip_file)
 
-    plan, chip = together.same(read, lambda question: _facts(*question, asked))
-    _prepare(plan, chip, asked.wanted, together.processes)
-    loaded, first = _loaded(plan, asked, chip, progress)
-    results = [first]
-    if loaded is not None and first.status == PASSED:
-        for name in asked.wanted:
-            for mode in LEVELS[name].modes(asked.mode):
-                options = LevelOptions(mode=mode, timing_within=asked.timing_within)
-                results.append(_run(loaded, name, options, asked.levels is not None, progress, together))
+    plan, chip = together.same(read, lambda plan_and_chip: _facts(*plan_and_chip, request))
+    _prepare(plan, chip, request.levels_after_plan, together.processes)
+    loaded, plan_level = _load(plan, request, chip, progress)
+    results = [plan_level]
+    if loaded is not None and plan_level.status == PASSED:
+        for name in request.levels_after_plan:
+            for mode in LEVELS[name].modes(request.mode):
+                options = LevelOptions(mode=mode, timing_within=request.timing_within)
+                results.append(_run(loaded, name, options, request.levels is not None, progress, together))
     ran = [r for r in results[1:] if r.status in (PASSED, FAILED)]
     return Report(
         schema=SCHEMA,
         tool_version=VERSION,
-        plan=str(asked.path),
-        pick=asked.pick,
+        plan=str(request.path),
+        pick=request.pick,
         summary=_summary(plan, together.processes),
         levels=tuple(results),
         holds=all(r.status != FAILED for r in results) and bool(ran),
     )
 
 
-def _facts(plan: Plan, chip: Chip | None, asked: Verification) -> Mapping[str, str]:
-    """Return the facts that must be equal in every process that verifies a plan."""
-    programs = [repr(dataclasses.replace(program, source="")) for program in asked.programs]
+def _facts(plan: Plan, chip: Chip | None, request: Verification) -> Mapping[str, str]:
+    """Return the facts that must be equal in every process that verifies a plan, by name."""
+    programs = [repr(dataclasses.replace(program, source="")) for program in request.programs]
     return {
         "meshwright": VERSION,
         "jax": importlib.metadata.version("jax"),
         "plan": _digest(msgspec.json.encode(plan)),
-        "list of levels": ",".join(asked.levels or ("default",)),
-        "mode": asked.mode,
+        "list of levels": ",".join(request.levels or ("default",)),
+        "mode": request.mode,
         "set of programs": _digest("\n".join(programs).encode()),
         "chip file": _digest(repr(chip).encode()),
     }
@@ -171,25 +192,25 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def _prepare(plan: Plan, given: Chip | None, levels: tuple[str, ...], processes: int) -> None:
-    """Host devices for the levels that run on them, this process's share, and for `timing` those of the plan's chip."""
+def _prepare(plan: Plan, custom_chip: Chip | None, levels: tuple[str, ...], processes: int) -> None:
+    """Make JAX provide this process's share of the host devices and, for level `timing`, the plan's platform."""
     name = plan.slice.partition(":")[0]
-    chip = given or (load_chip(name) if name in chip_names() else None)
+    chip = custom_chip or (load_chip(name) if name in chip_names() else None)
     platform = chip.kind if chip and "timing" in levels else "cpu"
-    devices = max(HOST_DEVICES, min(plan.devices, MOST_HOST_DEVICES) if platform == "cpu" and given else 0)
-    with contextlib.suppress(RuntimeError):  # devices are in use already; a level says so where they are too few
+    devices = max(HOST_DEVICES, min(plan.devices, MOST_HOST_DEVICES) if platform == "cpu" and custom_chip else 0)
+    with contextlib.suppress(RuntimeError):  # devices are in use already; a level reports if they are too few
         prepare_environment(host_devices=-(-devices // processes), platform=platform)
     if platform != "cpu":
-        platform_devices(platform)  # where it is broken JAX says so once, and then does without
+        platform_devices(platform)  # JAX warns once about a broken platform, and then works without it
 
 
-def _loaded(plan: Plan, asked: Verification, chip: Chip | None, progress: Progress) -> tuple[Loaded | None, Level]:
-    """The plan with its layout, None where it has none, and the result of level `plan`."""
+def _load(plan: Plan, request: Verification, chip: Chip | None, progress: Progress) -> tuple[Loaded | None, Level]:
+    """Return the loaded plan (None if its layouts are invalid) and the result of level `plan`."""
     progress("checking plan")
     started = time.perf_counter()
     loaded = None
     try:
-        loaded = load(plan, asked.programs, chip)
+        loaded = load(plan, request.programs, chip)
         level = plan_file(loaded)
     except InputError as error:
         level = no_layout(error)
@@ -197,17 +218,17 @@ def _loaded(plan: Plan, asked: Verification, chip: Chip | None, progress: Progre
 
 
 def _run(
-    loaded: Loaded, name: str, options: LevelOptions, named: bool, progress: Progress, together: SingleProcess
+    loaded: Loaded, name: str, options: LevelOptions, asked_by_name: bool, progress: Progress, processes: SingleProcess
 ) -> Level:
-    """A level's result; where it cannot run, `skipped`, or an `InputError` if it was asked for by name."""
+    """Return a level's result; a level that cannot run is `skipped`, or raises `InputError` if the user named it."""
 
     def attempt() -> Level:
-        return together.level(name, lambda: judge_of(name, options.mode)(loaded, options))
+        return processes.level(name, lambda: judge_of(name, options.mode)(loaded, options))
 
     try:
-        return _timed(attempt, progress, f"{name} ({options.mode})")
+        return _timed_level(attempt, progress, f"{name} ({options.mode})")
     except Unavailable as reason:
-        if named:
+        if asked_by_name:
             raise InputError(f"level '{name}' cannot run here: {reason}") from None
         return skipped(name, options.mode, str(reason))
     except InputError as error:
@@ -215,7 +236,7 @@ def _run(
         return verdict(name, options.mode, 1, (finding,))
 
 
-def _timed(run: Callable[[], Level], progress: Progress, what: str) -> Level:
+def _timed_level(run: Callable[[], Level], progress: Progress, what: str) -> Level:
     progress(f"checking {what}")
     started = time.perf_counter()
     return msgspec.structs.replace(run(), seconds=time.perf_counter() - started)
@@ -224,6 +245,6 @@ def _timed(run: Callable[[], Level], progress: Progress, what: str) -> Level:
 def _summary(plan: Plan, processes: int) -> str:
     mesh = " ".join(f"{n}{s}" for n, s in zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
     work = f"{plan.phase} at batch {plan.batch}, context {plan.context}"
-    by = f", in {processes} processes" if processes > 1 else ""
-    of = f", one of {plan.num_slices} equal slices" if plan.num_slices > 1 else ""
-    return f"{plan.model.name}, {work}, on {plan.slice}{of} as {mesh or '1'}{by}"
+    in_processes = f", in {processes} processes" if processes > 1 else ""
+    of_slices = f", one of {plan.num_slices} equal slices" if plan.num_slices > 1 else ""
+    return f"{plan.model.name}, {work}, on {plan.slice}{of_slices} as {mesh or '1'}{in_processes}"

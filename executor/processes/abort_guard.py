@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 BAD_INPUT, INTERRUPTED = 2, 130
-Told = Callable[[str], str]  # what JAX wrote before it ended the process -> one line for the user
+DescribeAbort = Callable[[str], str]  # what JAX wrote before it ended the process -> one line for the user
 
 
 class AbortGuard:
     """The streams of a joined process; `end` leaves it at once, from any thread."""
 
-    def __init__(self, say: Told) -> None:
-        self._said = say
+    def __init__(self, describe: DescribeAbort) -> None:
+        self._describe = describe
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._kept = sys.stdout, sys.stderr
-        self._saved = os.dup(1), os.dup(2)
+        self._python_streams = sys.stdout, sys.stderr
+        self._saved_fds = os.dup(1), os.dup(2)
         self._ending = threading.Lock()
         self.last: str | None = None  # the line to end with, where it is known already
 
@@ -43,7 +43,7 @@ class AbortGuard:
         sys.stderr.flush()
         sys.stdout, sys.stderr = (
             open(fd, "w", buffering=1, encoding=s.encoding, errors=s.errors, closefd=False)  # noqa: SIM115
-            for fd, s in zip(self._saved, self._kept, strict=True)
+            for fd, s in zip(self._saved_fds, self._python_streams, strict=True)
         )
         for number in (1, 2):
             os.dup2(self._log.fileno(), number)
@@ -54,24 +54,24 @@ class AbortGuard:
             with contextlib.suppress(OSError):
                 stream.flush()
         _libc().fflush(None)  # what gloo has written and not flushed stays in the file
-        for number, fd in enumerate(self._saved, 1):
+        for number, fd in enumerate(self._saved_fds, 1):
             os.dup2(fd, number)
             os.close(fd)
-        sys.stdout, sys.stderr = self._kept
+        sys.stdout, sys.stderr = self._python_streams
         self._log.close()
 
     def end(self, line: str, code: int = BAD_INPUT) -> NoReturn:
         """Say it and leave, without waiting for other processes or threads."""
         if not self._ending.acquire(blocking=False):
             threading.Event().wait()  # another thread is at it
-        clear = "\r\x1b[K" if os.isatty(self._saved[1]) else ""
+        clear = "\r\x1b[K" if os.isatty(self._saved_fds[1]) else ""
         debug = self.log if os.environ.get("MESHWRIGHT_DEBUG") else ""
-        os.write(self._saved[1], f"{debug}{clear}meshwright: {' '.join(line.split())}\n".encode("utf-8", "replace"))
+        os.write(self._saved_fds[1], f"{debug}{clear}meshwright: {' '.join(line.split())}\n".encode("utf-8", "replace"))
         os._exit(code)
 
-    def aborted(self, _: int = 0) -> NoReturn:
+    def aborted(self, _signal: int = 0) -> NoReturn:
         """The handler of SIGABRT."""
-        self.end(self.last or self._said(self.log))
+        self.end(self.last or self._describe(self.log))
 
     def interruptible(self) -> Callable[[], None]:
         """Let Ctrl-C end the process even while its main thread waits in C++; what is returned takes that back."""
@@ -99,23 +99,23 @@ def _libc() -> Any:
 
 
 @contextlib.contextmanager
-def apart(say: Told) -> Iterator[AbortGuard]:
+def guarded(describe: DescribeAbort) -> Iterator[AbortGuard]:
     """Keep C++ apart from the user's streams, and turn SIGABRT into a line, which `told` finds in what was written."""
-    here = AbortGuard(say)
+    guard = AbortGuard(describe)
     # A handler of Python's own would run in the main thread, which may wait for a collective that never comes.
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(here.aborted)
-    here.begin()
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(guard.aborted)
+    guard.begin()
     _libc().signal(signal.SIGABRT, handler)
-    undo = here.interruptible()
+    undo = guard.interruptible()
     try:
-        yield here
+        yield guard
     finally:
         undo()
         _libc().signal(signal.SIGABRT, None)
-        here.restore()
+        guard.restore()
 
 
-def why_ended(log: str, came: str) -> str:
+def why_ended(log: str, arrival: str) -> str:
     """Why JAX ended the process, in a line; `came`: which processes were to come, where and within what time."""
     if match := re.search(r"stopped sending heartbeats\):\s*([\d\s,]*\d)", log):
         return f"process {', '.join(re.findall(r'[0-9]+', match[1]))} ended before it was done, or answers no more"
@@ -125,7 +125,7 @@ def why_ended(log: str, came: str) -> str:
         expected = "the number of processes must be the same everywhere"
         return f"process {match[1]} is one too many for the coordinator: {expected}"
     if "RegisterTask" in log and "DEADLINE_EXCEEDED" in log:
-        return f"not {came}: each needs the same coordinator and number of processes, and a process id of its own"
+        return f"not {arrival}: each needs the same coordinator and number of processes, and a process id of its own"
     if re.search(r"Socket closed|PollForError|UNAVAILABLE", log):
         return "process 0, the coordinator, ended before this one was done"
     lines = log.splitlines() or ["no reason was given"]

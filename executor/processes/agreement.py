@@ -50,7 +50,7 @@ class _Outcome(msgspec.Struct):
     error: str | None = None
     text: str = ""
 
-    def of(self, process: int, type_: type[T]) -> T:
+    def value_from(self, process: int, type_: type[T]) -> T:
         """The value that this process gave, or its error raised here."""
         if self.error == "Unavailable":
             raise Unavailable(f"process {process}: {self.text}")
@@ -64,20 +64,20 @@ class _Outcome(msgspec.Struct):
 class ProcessGroup(SingleProcess):
     """One of several processes. Every process must make the same calls in the same order."""
 
-    def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, here: AbortGuard) -> None:
+    def __init__(self, client: Any, processes: int, process_id: int, timeout_s: int, guard: AbortGuard) -> None:
         self.processes, self.process_id = processes, process_id
-        self._client, self._timeout_s, self._here = client, timeout_s, here
+        self._client, self._timeout_s, self._guard = client, timeout_s, guard
         self._turn = 0
 
     def same(self, run: Callable[[], T], facts: Callable[[T], Mapping[str, str]]) -> T:
         """Return the value of `run`; raises `InputError` unless its facts are equal in every process."""
-        made: list[T] = []
+        results: list[T] = []
 
         def attempt() -> dict[str, str]:
-            made.append(run())
-            return dict(facts(made[0]))
+            results.append(run())
+            return dict(facts(results[0]))
 
-        first, *rest = self._everyone(attempt, dict[str, str])
+        first, *rest = self._from_all(attempt, dict[str, str])
         for number, other in enumerate(rest, 1):
             for name, value in first.items():
                 if other.get(name) != value:
@@ -85,44 +85,44 @@ class ProcessGroup(SingleProcess):
                         f"process {number} has another {name} than process 0: {other.get(name)} and {value}; "
                         "every process must be started alike"
                     )
-        return made[0]
+        return results[0]
 
     def level(self, name: str, run: Callable[[], Level]) -> Level:
         """The level of all processes together; raises what it raised in one of them."""
         if name == "timing":
             raise Unavailable(f"timing runs in one process, and this is one of {self.processes}")
-        return merged(self._everyone(run, Level)) if name in EVERYWHERE else self._first(run, Level)
+        return merged(self._from_all(run, Level)) if name in EVERYWHERE else self._from_process_0(run, Level)
 
     def last(self, run: Callable[[], int]) -> int:
         """Run the last step in process 0 alone; its exit code is that of all processes."""
-        return self._first(run, int)
+        return self._from_process_0(run, int)
 
     def give_up(self, error: Exception) -> None:
         """Tell the others of an error that they may not know of, wherever they are."""
-        self._here.last = first_line(error)
-        self._tell(self._outcome(error))
+        self._guard.last = first_line(error)
+        self._send(self._outcome(error))
 
-    def _everyone(self, run: Callable[[], T], type_: type[T]) -> list[T]:
+    def _from_all(self, run: Callable[[], T], type_: type[T]) -> list[T]:
         """Return the outcome of each process; none is waited for longer than the timeout after this one was done."""
         own, error = self._attempt(run)
-        turn = self._tell(own)
-        until = time.monotonic() + self._timeout_s
-        outcomes = [own if i == self.process_id else self._hear(turn, i, until) for i in range(self.processes)]
+        turn = self._send(own)
+        deadline = time.monotonic() + self._timeout_s
+        outcomes = [own if i == self.process_id else self._receive(turn, i, deadline) for i in range(self.processes)]
         if error is not None:
             raise error
-        return [outcome.of(i, type_) for i, outcome in enumerate(outcomes)]
+        return [outcome.value_from(i, type_) for i, outcome in enumerate(outcomes)]
 
-    def _first(self, run: Callable[[], T], type_: type[T]) -> T:
+    def _from_process_0(self, run: Callable[[], T], type_: type[T]) -> T:
         """Return the outcome of process 0, however long it takes."""
         if self.process_id == 0:
             outcome, error = self._attempt(run)
-            self._tell(outcome)
+            self._send(outcome)
         else:
-            turn = self._next()
-            outcome, error = self._hear(turn, 0), None
+            turn = self._next_turn()
+            outcome, error = self._receive(turn, 0), None
         if error is not None:
             raise error
-        return outcome.of(0, type_)
+        return outcome.value_from(0, type_)
 
     def _attempt(self, run: Callable[[], Any]) -> tuple[_Outcome, Exception | None]:
         try:
@@ -133,40 +133,40 @@ class ProcessGroup(SingleProcess):
     def _outcome(self, error: Exception) -> _Outcome:
         return _Outcome(self.processes, error=type(error).__name__, text=first_line(error))
 
-    def _tell(self, outcome: _Outcome) -> int:
+    def _send(self, outcome: _Outcome) -> int:
         """Say it, and return the turn in which it is said."""
-        turn = self._next()
+        turn = self._next_turn()
         try:
             self._client.key_value_set(_key(turn, self.process_id), msgspec.json.encode(outcome).decode())
         except Exception as error:  # whatever jaxlib's own type is in this version
-            self._lost(error)
+            self._end_lost(error)
         return turn
 
-    def _next(self) -> int:
+    def _next_turn(self) -> int:
         self._turn += 1
         return self._turn
 
-    def _hear(self, turn: int, process: int, until: float | None = None) -> _Outcome:
+    def _receive(self, turn: int, process: int, deadline: float | None = None) -> _Outcome:
         while True:
-            asked = time.monotonic()
+            started = time.monotonic()
             try:
-                said = self._client.blocking_key_value_get(_key(turn, process), _SLICE_MS)
+                message = self._client.blocking_key_value_get(_key(turn, process), _SLICE_MS)
                 break
             except Exception as error:  # whatever jaxlib's own type is in this version
-                if time.monotonic() - asked < _SLICE_MS / 1000:  # else there is no answer yet
-                    self._lost(error)
-            if until is not None and time.monotonic() > until:
-                self._here.end(f"process {process} is not done {self._timeout_s} s (the timeout) after this one was")
-        outcome = msgspec.json.decode(said, type=_Outcome)
+                if time.monotonic() - started < _SLICE_MS / 1000:  # else there is no answer yet
+                    self._end_lost(error)
+            if deadline is not None and time.monotonic() > deadline:
+                self._guard.end(f"process {process} is not done {self._timeout_s} s (the timeout) after this one was")
+        outcome = msgspec.json.decode(message, type=_Outcome)
         if outcome.processes != self.processes:
-            here = f"process {self.process_id} is one of {self.processes}"
-            there = f"process {process} one of {outcome.processes}"
-            raise InputError(f"{here}, {there}; the number of processes must be the same everywhere")
+            own_count = f"process {self.process_id} is one of {self.processes}"
+            other_count = f"process {process} one of {outcome.processes}"
+            raise InputError(f"{own_count}, {other_count}; the number of processes must be the same everywhere")
         return outcome
 
-    def _lost(self, error: Exception) -> None:
+    def _end_lost(self, error: Exception) -> None:
         time.sleep(1)  # JAX ends this process when it finds out why
-        self._here.end(why_ended(f"{self._here.log}\n{error}", ""))
+        self._guard.end(why_ended(f"{self._guard.log}\n{error}", ""))
 
 
 def _key(turn: int, process: int) -> str:

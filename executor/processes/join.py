@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from executor.processes.abort_guard import AbortGuard, apart, why_ended
+from executor.processes.abort_guard import AbortGuard, guarded, why_ended
 from executor.processes.agreement import ProcessGroup, SingleProcess
 from executor.wording import first_line
 from mesh.errors import InputError
@@ -52,7 +52,7 @@ class Hosts:
             raise InputError(f"timeout {self.timeout_s}: expected at least 1 second", "timeout")
 
     @property
-    def came(self) -> str:
+    def arrival(self) -> str:
         """Return how the process has joined the others, in words."""
         who = f"all {self.processes} processes" if self.processes else "all processes"
         return f"{who} came to {self.coordinator or 'the coordinator'} within {self.timeout_s} s"
@@ -64,20 +64,20 @@ def joined(hosts: Hosts | None) -> Iterator[SingleProcess]:
     if hosts is None:
         yield SingleProcess()
         return
-    with apart(lambda log: why_ended(log, hosts.came)) as here:
-        together = _join(hosts, here)
+    with guarded(lambda log: why_ended(log, hosts.arrival)) as guard:
+        group = _join(hosts, guard)
         try:
-            yield together
+            yield group
         except Exception as error:
-            together.give_up(error)
+            group.give_up(error)
             raise
         finally:
             _leave()
 
 
-def _join(hosts: Hosts, here: AbortGuard) -> ProcessGroup:
+def _join(hosts: Hosts, guard: AbortGuard) -> ProcessGroup:
     if hosts.coordinator:
-        _reach(hosts.coordinator, hosts.process_id, hosts.timeout_s)
+        _check_coordinator(hosts.coordinator, hosts.process_id, hosts.timeout_s)
     import jax
     from jax._src.distributed import global_state  # the store with timeouts has no public name
 
@@ -95,7 +95,7 @@ def _join(hosts: Hosts, here: AbortGuard) -> ProcessGroup:
     except Exception as error:
         raise InputError(f"the processes cannot join: {first_line(error)}") from None
     state: Any = global_state
-    return ProcessGroup(state.client, state.num_processes, state.process_id, hosts.timeout_s, here)
+    return ProcessGroup(state.client, state.num_processes, state.process_id, hosts.timeout_s, guard)
 
 
 def _leave() -> None:
@@ -106,7 +106,7 @@ def _leave() -> None:
         distributed.shutdown()
 
 
-def _reach(address: str, process_id: int | None, timeout_s: int) -> None:
+def _check_coordinator(address: str, process_id: int | None, timeout_s: int) -> None:
     """Raise `InputError` unless the port is free (process 0) or answered in time; JAX would crash, or wait longer."""
     host, _, port = address.rpartition(":")
     if process_id == 0:
@@ -114,17 +114,17 @@ def _reach(address: str, process_id: int | None, timeout_s: int) -> None:
             socket.create_server(("", int(port))).close()
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            said = f"coordinator {address}: process 0 cannot listen there: {reason}"
-            raise InputError(said, "coordinator") from None
+            message = f"coordinator {address}: process 0 cannot listen there: {reason}"
+            raise InputError(message, "coordinator") from None
         return
-    until = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while process_id is not None:
         try:
-            left_s = max(until - time.monotonic(), 0.1)
+            left_s = max(deadline - time.monotonic(), 0.1)
             socket.create_connection((host.strip("[]"), int(port)), timeout=left_s).close()
             return
         except OSError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 reason = error.strerror or first_line(error)
                 raise InputError(f"no process 0 at {address} within {timeout_s} s: {reason}") from None
         time.sleep(0.1)

@@ -18,10 +18,10 @@ def put(tree: Any, shardings: Any) -> Any:
     """Values, which every process has, where their shardings want them; trees of equal structure."""
     if all(s.is_fully_addressable for s in jax.tree.leaves(shardings)):
         return jax.device_put(tree, shardings)
-    return jax.tree.map(_own_shards, tree, shardings)
+    return jax.tree.map(_place_own_shards, tree, shardings)
 
 
-def _own_shards(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def _place_own_shards(x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         placed: jax.Array = jax.device_put(x, sharding)
         return placed
@@ -38,25 +38,25 @@ def fetch(x: Any) -> np.ndarray[Any, Any]:
     return np.asarray(x)
 
 
-def share(devices: Sequence[jax.Device], wanted: int) -> list[jax.Device]:
+def share(devices: Sequence[jax.Device], count: int) -> list[jax.Device]:
     """`wanted` devices, as many of each process as can be, process after process.
 
     Raises `Unavailable` where there are too few, or a process would have none.
     """
     owners = sorted({device.process_index for device in devices})
-    if wanted < len(owners):
-        raise Unavailable(f"its copy has devices for {wanted} of the {len(owners)} processes: start at most {wanted}")
-    shared = []
+    if count < len(owners):
+        raise Unavailable(f"its copy has devices for {count} of the {len(owners)} processes: start at most {count}")
+    chosen = []
     for number, owner in enumerate(owners):
-        part = wanted // len(owners) + (number < wanted % len(owners))
-        shared += [device for device in devices if device.process_index == owner][:part]
-    if len(shared) < wanted:
+        part = count // len(owners) + (number < count % len(owners))
+        chosen += [device for device in devices if device.process_index == owner][:part]
+    if len(chosen) < count:
         where = f" in {len(owners)} processes" if len(owners) > 1 else ""
         raise Unavailable(
-            f"needs {wanted} host devices{where}, there are {len(devices)}: "
-            f"set XLA_FLAGS=--xla_force_host_platform_device_count={-(-wanted // len(owners))}"
+            f"needs {count} host devices{where}, there are {len(devices)}: "
+            f"set XLA_FLAGS=--xla_force_host_platform_device_count={-(-count // len(owners))}"
         )
-    return shared
+    return chosen
 
 
 def lost_others(error: Exception) -> bool:

@@ -1,1 +1,1 @@
-"""The run reader: a program's steps, executed on the devices of a mesh."""
+"""Run layout programs: the steps that were priced, executed on the devices of a mesh."""

@@ -1,7 +1,7 @@
-"""The step of a whole model on one device: embedding, layers under `lax.scan`, the last norm, logits.
+"""One step of the whole model on one device: embedding, layers under `lax.scan`, the last norm, logits.
 
-It runs inside one `jax.shard_map`; all that communicates is a step of the layout's programs. Layer groups run one
-after the other. Caches that are held are carried through the scan, all layers of them, and written in place.
+It runs inside one `jax.shard_map`, and all communication is in the steps of the layout's programs. Layer groups run one
+after the other. In decode the scan carries the KV caches `[L, ...]` of all layers and writes them in place.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from executor.run.context import Array, Context, Stacked, Value, plain
+from executor.run.context import Array, Context, Stacked, Value, array_of
 from executor.run.interpret import interpret
 from executor.run.runnable import RunnableComponent
 from strategies.models.models import LayerGroup, Model
@@ -25,105 +25,126 @@ Tree = dict[str, dict[str, Array]]  # component -> tensor -> array
 
 @dataclass(frozen=True)
 class ModelStep:
-    """A model's components, one of which is the vocabulary."""
+    """The components of a model, run one after the other; one of them is the vocabulary."""
 
     model: Model
-    units: tuple[RunnableComponent, ...]
+    components: tuple[RunnableComponent, ...]
 
     @cached_property
     def vocab(self) -> RunnableComponent:
-        """The vocabulary."""
-        return next(u for u in self.units if u.component.kind == "vocab")
+        """The component that embeds and unembeds tokens."""
+        return next(u for u in self.components if u.component.kind == "vocab")
 
     def decode(self, logits: bool, params: Tree, cache: Tree, tok: Array, pos: Array) -> tuple[Any, ...]:
-        """(next tokens, their logits or None, the caches with what was appended)."""
-        whole = {"pos": pos}
-        R = self._embed(params, tok, whole)
+        """Run one decode step and return (next tokens, logits or None, caches with the new entries).
+
+        `tok`: this device's shard of the tokens `[B]`. `pos`: the position of each sequence's token, `[B]`, replicated.
+        The logits are this device's shard of `[B, V]`.
+        """
+        replicated = {"pos": pos}
+        R = self._embed(params, tok, replicated)
         for number, group in enumerate(self.model.groups):
-            R, cache, _ = self._layers(number, group, params, cache, R, whole)
-        return (*self._unembed(logits, params, R, whole), cache)
+            R, cache, _ = self._layers(number, group, params, cache, R, replicated)
+        return (*self._unembed(logits, params, R, replicated), cache)
 
     def prefill(self, logits: bool, params: Tree, tok: Array, positions: Array, ends: Array) -> tuple[Any, ...]:
-        """(next tokens, their logits or None, the prompts' caches); T is stored in the order of `positions`."""
-        whole = {"pos": jnp.broadcast_to(positions, (ends.shape[0], positions.shape[0])), "lengths": ends}
-        R = self._embed(params, tok, whole)
-        made: list[Tree] = []
-        for number, group in enumerate(self.model.groups):
-            R, _, caches = self._layers(number, group, params, {}, R, whole)
-            made.append(caches)
-        return (*self._unembed(logits, params, R, whole), _joined(made))
+        """Run a prefill step and return (next tokens, logits or None, the prompts' caches).
 
-    def _embed(self, params: Tree, tok: Array, whole: Mapping[str, Array]) -> Array:
-        context = replace(self.vocab.context, whole=whole)
+        `tok`: this device's shard of the prompts `[B, T]`. `positions`: the position of each token, `[T]`, in the order
+        in which T is stored. `ends`: the lengths of the prompts, `[B]`. Both are replicated.
+        """
+        replicated = {"pos": jnp.broadcast_to(positions, (ends.shape[0], positions.shape[0])), "lengths": ends}
+        R = self._embed(params, tok, replicated)
+        new_caches: list[Tree] = []
+        for number, group in enumerate(self.model.groups):
+            R, _, caches = self._layers(number, group, params, {}, R, replicated)
+            new_caches.append(caches)
+        return (*self._unembed(logits, params, R, replicated), _joined(new_caches))
+
+    def _embed(self, params: Tree, tok: Array, replicated: Mapping[str, Array]) -> Array:
+        context = replace(self.vocab.context, replicated=replicated)
         return _chain((self.vocab.bodies[0], *self.vocab.leave), tok, params["vocab"], context)
 
-    def _unembed(self, logits: bool, params: Tree, R: Array, whole: Mapping[str, Array]) -> tuple[Array, Array | None]:
-        context = replace(self.vocab.context, whole=whole)
-        values = {"Um": params["vocab"]["Em"]} | params["vocab"] | {"g": params["vocab"]["norm"]}
+    def _unembed(
+        self, logits: bool, params: Tree, R: Array, replicated: Mapping[str, Array]
+    ) -> tuple[Array, Array | None]:
+        context = replace(self.vocab.context, replicated=replicated)
+        arguments = {"Um": params["vocab"]["Em"]} | params["vocab"] | {"g": params["vocab"]["norm"]}
         body = self.vocab.bodies[-1]
-        n = _chain(self.vocab.entry, R, values, context)
-        held = interpret(body, {**values, body.input.name: n}, context)
-        return plain(held[body.output.name]), plain(held[logits_of(body).name]) if logits else None
+        n = _chain(self.vocab.entry, R, arguments, context)
+        values_by_name = interpret(body, {**arguments, body.input.name: n}, context)
+        return array_of(values_by_name[body.output.name]), array_of(
+            values_by_name[logits_of(body).name]
+        ) if logits else None
 
     def _layers(
-        self, number: int, group: LayerGroup, params: Tree, cache: Tree, R: Array, whole: Mapping[str, Array]
+        self, number: int, group: LayerGroup, params: Tree, cache: Tree, R: Array, replicated: Mapping[str, Array]
     ) -> tuple[Array, Tree, Tree]:
-        """A layer group: the residual after it, the caches held, and the caches made (of prompts, stacked)."""
-        ours = [u for u in self.units if number in u.component.groups]
-        ours.sort(key=lambda u: u.component.kind != "attention")  # components come in the order of their first groups
-        first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in ours}
+        """Run a layer group and return the residual, the updated caches, and the new caches of prompts, stacked."""
+        components = [u for u in self.components if number in u.component.groups]
+        components.sort(
+            key=lambda u: u.component.kind != "attention"
+        )  # components come in the order of their first groups
+        first = {u.name: sum(self.model.groups[g].count for g in u.component.groups if g < number) for u in components}
 
-        def layer(carry: tuple[Array, Tree], at: Array) -> tuple[tuple[Array, Tree], Tree]:
-            R, cache, made = carry[0], dict(carry[1]), {}
-            for unit in ours:
-                context = replace(unit.context, whole=whole)
-                R, written = _run(unit, R, params[unit.name], cache.get(unit.name, {}), first[unit.name] + at, context)
-                if unit.name in cache:
-                    cache[unit.name] = written
+        def layer(carry: tuple[Array, Tree], layer_number: Array) -> tuple[tuple[Array, Tree], Tree]:
+            R, cache, new_caches = carry[0], dict(carry[1]), {}
+            for component in components:
+                context = replace(component.context, replicated=replicated)
+                R, written = _run(
+                    component,
+                    R,
+                    params[component.name],
+                    cache.get(component.name, {}),
+                    first[component.name] + layer_number,
+                    context,
+                )
+                if component.name in cache:
+                    cache[component.name] = written
                 elif written:
-                    made[unit.name] = written
-            return (R, cache), made
+                    new_caches[component.name] = written
+            return (R, cache), new_caches
 
-        (R, cache), made = lax.scan(layer, (R, cache), jnp.arange(group.count))
-        return R, cache, made
+        (R, cache), new_caches = lax.scan(layer, (R, cache), jnp.arange(group.count))
+        return R, cache, new_caches
 
 
 def _chain(programs: Sequence[Program], value: Array, values: Mapping[str, Value], context: Context) -> Array:
-    """Programs one after the other: what one gives is what the next reads."""
+    """Run programs one after the other; each reads the output of the one before."""
     for program in programs:
-        value = plain(interpret(program, {**values, program.input.name: value}, context)[program.output.name])
+        value = array_of(interpret(program, {**values, program.input.name: value}, context)[program.output.name])
     return value
 
 
 def _run(
-    unit: RunnableComponent,
+    component: RunnableComponent,
     R: Array,
     weights: Mapping[str, Array],
     cache: Mapping[str, Array],
     layer: Array,
     context: Context,
 ) -> tuple[Array, dict[str, Array]]:
-    """One layer of a component: the residual after it, and its caches, all layers of which are held, or those made."""
-    values: dict[str, Value] = {n: Stacked(x, layer) for n, x in (*weights.items(), *cache.items())}
-    values |= {"g": values["norm"], "R": R}
-    (body,) = unit.bodies
-    n = _chain(unit.entry, R, values, context)
-    held = interpret(body, {**values, body.input.name: n}, context)
-    R = _chain(unit.leave, plain(held[body.output.name]), values, context)
-    caches = {name: held[name] for name in unit.caches}
-    return R, {name: x.array if isinstance(x, Stacked) else plain(x) for name, x in caches.items()}
+    """Run one layer of a component and return the residual and its caches: all layers in decode, one in prefill."""
+    arguments: dict[str, Value] = {n: Stacked(x, layer) for n, x in (*weights.items(), *cache.items())}
+    arguments |= {"g": arguments["norm"], "R": R}
+    (body,) = component.bodies
+    n = _chain(component.entry, R, arguments, context)
+    values_by_name = interpret(body, {**arguments, body.input.name: n}, context)
+    R = _chain(component.leave, array_of(values_by_name[body.output.name]), arguments, context)
+    caches = {name: values_by_name[name] for name in component.caches}
+    return R, {name: x.array if isinstance(x, Stacked) else array_of(x) for name, x in caches.items()}
 
 
 def logits_of(body: Program) -> Tensor:
-    """The tensor that the next token is chosen from."""
+    """Return the type of the logits: the input of the step that chooses the next token."""
     return next(step.inputs[0] for step in reversed(body.steps) if body.output.name in (t.name for t in step.outputs))
 
 
-def _joined(made: Sequence[Tree]) -> Tree:
-    """Caches of layer groups as those of components, whose layers come in the groups' order."""
-    trees: dict[str, dict[str, list[Array]]] = {}
-    for tree in made:
+def _joined(trees: Sequence[Tree]) -> Tree:
+    """Concatenate the caches of layer groups into one per component, layers in the order of the groups."""
+    lists: dict[str, dict[str, list[Array]]] = {}
+    for tree in trees:
         for component, tensors in tree.items():
             for name, x in tensors.items():
-                trees.setdefault(component, {}).setdefault(name, []).append(x)
-    return {c: {n: x[0] if len(x) == 1 else jnp.concatenate(x) for n, x in t.items()} for c, t in trees.items()}
+                lists.setdefault(component, {}).setdefault(name, []).append(x)
+    return {c: {n: x[0] if len(x) == 1 else jnp.concatenate(x) for n, x in t.items()} for c, t in lists.items()}

@@ -1,4 +1,4 @@
-"""Prompts: the order in which their positions are stored, and their way from prefill's caches into those of decode."""
+"""Prompts: the order in which their positions are stored, and the insertion of prefill's caches into decode's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ Tree = dict[str, dict[str, Array]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Prefilled:
-    """Caches of prompts, stacked over layers: `positions` `[T]` in the order in which T is stored; `lengths` `[B]`.
+    """The KV caches that a prefill returns, ready to be inserted into a decode engine.
 
-    `dims`: of each component's cache tensors, without the layers.
+    `cache`: the cache tensors of each component, stacked over layers. `positions`: the position of each token, `[T]`,
+    in the order in which T is stored. `lengths`: the prompts' lengths, `[B]`. `dims`: the names of the dims of each
+    component's cache tensors, without the layers.
     """
 
     cache: Tree
@@ -33,9 +35,10 @@ class Prefilled:
 
 
 def zigzag(T: int, shards: int) -> np.ndarray[Any, Any]:
-    """Positions in the order of storage: of 2n chunks, shard i has chunks i and 2n - 1 - i.
+    """Return the positions of a prompt in zigzag order: of 2n chunks, shard i of n has chunks i and 2n - 1 - i.
 
-    They stay as they come where T has no 2n equal chunks.
+    With causal attention, later positions see more keys; this order gives each shard of a ring equal work. The order
+    is 0, 1, ... if T cannot be divided into 2n equal chunks.
 
     >>> zigzag(8, 2).tolist()
     [0, 1, 6, 7, 2, 3, 4, 5]
@@ -47,7 +50,7 @@ def zigzag(T: int, shards: int) -> np.ndarray[Any, Any]:
 
 
 def stored_slots(stored: Stored, context: Context) -> Array:
-    """The slots of a cache in the order in which the whole array has them: shard after shard."""
+    """Return the slot numbers of a cache's dim S in the order of the whole array: shard after shard."""
     n = context.count(stored.type.axes("S"))
     return jnp.concatenate([slots(i, n, context.sizes["S"] // n, context.sequence) for i in range(n)])
 
@@ -59,31 +62,39 @@ def insert_all(
     stored: Mapping[str, Mapping[str, Stored]],
     contexts: Mapping[str, Context],
 ) -> Tree:
-    """Every cache with the prompts in their places."""
+    """Return the caches with prompt i written into row `places[i]` of the batch.
 
-    def one(c: str, n: str, x: Array) -> Array:
+    `stored` and `contexts` describe the cache tensors and their components by name.
+    """
+
+    def insert_one(c: str, n: str, x: Array) -> Array:
         return _insert(x, prompts, _like(stored[c][n], prompts, c, n), places, stored[c][n], contexts[c])
 
-    return {c: {n: one(c, n, x) for n, x in tree.items()} for c, tree in cache.items()}
+    return {c: {n: insert_one(c, n, x) for n, x in tree.items()} for c, tree in cache.items()}
 
 
 def _like(stored: Stored, prompts: Prefilled, component: str, name: str) -> Array:
-    """A prompt's cache with its dims in the order of the cache it goes to."""
+    """Return a prompt's cache transposed to the order of dims of the cache that receives it."""
     dims = dict(prompts.dims)[component]
     return prompts.cache[component][name].transpose(0, *(1 + dims.index(d) for d in stored.type.names))
 
 
-def _insert(x: Array, prompts: Prefilled, rows: Array, places: Array, stored: Stored, context: Context) -> Array:
-    """Slot s of a sequence takes the last position of its class; slots without one keep what nobody reads."""
+def _insert(
+    x: Array, prompts: Prefilled, prompt_cache: Array, places: Array, stored: Stored, context: Context
+) -> Array:
+    """Write the prompts into one cache tensor; each slot takes the last position that it is responsible for.
+
+    Slots that no position has reached yet get arbitrary entries, which no query sees.
+    """
     B, S = (stored.type.names.index(d) + 1 for d in "BS")
     order, slot = jnp.argsort(prompts.positions), stored_slots(stored, context)
 
-    def one(i: Array, x: Array) -> Array:
+    def insert_one(i: Array, x: Array) -> Array:
         positions = last_written(slot, prompts.lengths[i] - 1, slot.shape[0])
-        row = lax.dynamic_slice_in_dim(rows, i, 1, B)
-        row = jnp.take(row, order[jnp.maximum(positions, 0)], axis=S, mode="clip").astype(x.dtype)
-        updated: Array = lax.dynamic_update_slice_in_dim(x, row, places[i], B)
-        return updated
+        entry = lax.dynamic_slice_in_dim(prompt_cache, i, 1, B)
+        entry = jnp.take(entry, order[jnp.maximum(positions, 0)], axis=S, mode="clip").astype(x.dtype)
+        inserted: Array = lax.dynamic_update_slice_in_dim(x, entry, places[i], B)
+        return inserted
 
-    filled: Array = lax.fori_loop(0, places.shape[0], one, x)
+    filled: Array = lax.fori_loop(0, places.shape[0], insert_one, x)
     return filled

@@ -1,6 +1,6 @@
-"""The components of a layout made ready to run: bound programs with padded sizes, and what they store.
+"""The components of a layout made ready to run: bound programs, padded sizes, and the weights and caches they store.
 
-A unit is a component with its reshard; it knows the types and shapes of its weights and caches.
+A `RunnableComponent` is a component with the programs that move the residual to its input and back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options that a plan does not state: rope base, norms' epsilon, MoE slots (None: dropless), blocks."""
+    """The options of a run that a plan does not fix.
+
+    `rope_theta`: base of the rotary embedding. `eps`: epsilon of the norms. `capacity_factor`: slots per expert over
+    the mean number; None gives as many slots as tokens, so no token is dropped. `block`: queries and keys per block of
+    attention.
+    """
 
     rope_theta: float = 10000.0
     eps: float = 1e-5
@@ -47,7 +52,11 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Stored:
-    """A weight or cache: its type, its shape before and after padding (layers first, where stacked), its dtype."""
+    """A weight or a cache as it is stored.
+
+    `type`: its tensor type in the layout program. `real_shape`, `shape`: the global shape before and after padding,
+    with the layers L first if it is stacked. `dtype`: its dtype.
+    """
 
     type: Tensor
     real_shape: tuple[int, ...]
@@ -56,11 +65,14 @@ class Stored:
 
     @property
     def spec(self) -> Any:
-        """The PartitionSpec; layers are whole."""
+        """The PartitionSpec of the stored array; no mesh axis shards the layers."""
         return spec(self.type, *(None,) * (len(self.shape) - len(self.type.dims)))
 
     def padded(self, x: Array, heads: int) -> Array:
-        """A value of the real shape filled with zeros; `heads` KV heads keep their query heads together."""
+        """Pad a value of the real shape with zeros to `shape` and cast it to `dtype`.
+
+        The query heads N are padded per KV head (`heads` of them), so that query head k * M + m keeps KV head k.
+        """
         for dim in self.type.dims:
             axis = self.type.names.index(dim.name) + len(self.shape) - len(self.type.dims)
             x = _grown(x, axis, self.shape[axis], heads if dim.name == "N" else 1)
@@ -68,7 +80,7 @@ class Stored:
 
 
 def _grown(x: Array, axis: int, size: int, groups: int) -> Array:
-    """Dim `axis`, of equal groups, grown to `size` by zeros at each group's end."""
+    """Pad dim `axis`, which consists of equal groups, to `size` with zeros at the end of each group."""
     if x.shape[axis] == size:
         return x
     parts = x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
@@ -79,7 +91,12 @@ def _grown(x: Array, axis: int, size: int, groups: int) -> Array:
 
 @dataclass(frozen=True)
 class RunnableComponent:
-    """A component: programs from the residual to its input, its bodies (the vocabulary has two), and back."""
+    """A component that can run: its bound programs, their context, and its weights and caches by name.
+
+    `entry`: the programs from the residual to the body's input. `bodies`: the component's own programs; the vocabulary
+    has two, embedding and unembedding, every other component one. `leave`: the programs from the body's output back to
+    the residual.
+    """
 
     component: Component
     entry: tuple[Program, ...]
@@ -96,11 +113,15 @@ class RunnableComponent:
 
 
 def dtype_of(name: str) -> jnp.dtype:
-    """The jax dtype of a plan's dtype name."""
+    """Return the jax dtype of a plan's dtype name.
+
+    >>> dtype_of("bf16").name
+    'bfloat16'
+    """
     return jnp.dtype(DTYPES[name])
 
 
-def units(
+def runnable_components(
     layout: BoundLayout,
     model: Model,
     work: Workload,
@@ -108,29 +129,37 @@ def units(
     options: RunOptions,
     sequence: Mapping[str, str],
 ) -> tuple[RunnableComponent, ...]:
-    """Every component of the layout on mesh axes of these sizes, for the workload's only batch.
+    """Return every component of a layout, ready to run for the workload's only batch.
 
-    Raises `LayoutError` where parts do not fit together or a dim does not divide.
+    `axes`: `mesh.shape`, axis name -> size. `sequence`: component name -> `striped` or `contiguous`, the order of its
+    KV cache; without an entry the program's own option decides. Raises `InputError` if the mesh lacks an axis of the
+    layout, `LayoutError` if parts do not fit together or a dim does not divide.
     """
     if any(name not in axes for name in layout.names):
         raise InputError(f"the mesh has the axes {', '.join(axes)}; the layout needs {', '.join(layout.names)}")
     bound = programs(layout)
     make = _Maker(layout, model, work, axes, options)
     return tuple(
-        make.unit(a.component, [b for b in bound if b.component is a.component], sequence.get(a.component.name))
+        make.runnable_component(
+            a.component, [b for b in bound if b.component is a.component], sequence.get(a.component.name)
+        )
         for a in layout.assigned
     )
 
 
 @dataclass(frozen=True)
 class _Maker:
+    """The arguments of `runnable_components`, and the steps that build one component."""
+
     layout: BoundLayout
     model: Model
     work: Workload
     axes: Mapping[str, int]
     options: RunOptions
 
-    def unit(self, component: Component, bound: Sequence[Bound], sequence: str | None) -> RunnableComponent:
+    def runnable_component(
+        self, component: Component, bound: Sequence[Bound], sequence: str | None
+    ) -> RunnableComponent:
         parts = {side: tuple(b.program for b in bound if b.part == side) for side in ("entry", "body", "exit")}
         sizes: dict[str, int] = {}
         for b in bound:
@@ -139,20 +168,20 @@ class _Maker:
         context = self._context(component, sizes, sequence or _order(parts["body"]))
         caches = dict.fromkeys((name for p in parts["body"] for name in p.cache), dtype_of(self.work.dtypes.kv))
         context = replace(context, caches=caches)
-        unit = RunnableComponent(component, parts["entry"], parts["body"], parts["exit"], context, {}, {})
-        return replace(unit, weights=self._weights(unit), caches=self._caches(unit))
+        runnable = RunnableComponent(component, parts["entry"], parts["body"], parts["exit"], context, {}, {})
+        return replace(runnable, weights=self._weights(runnable), caches=self._caches(runnable))
 
     def _fit(self, bound: Bound) -> PaddedSizes:
-        def ways(letters: Axes) -> Any:
+        def shards(letters: Axes) -> Any:
             names = [n for i, n in enumerate(self.layout.names) for m in letters if int(bound.masks[m][0, 0]) >> i & 1]
             return np.array([[prod(self.axes[name] for name in names)]])
 
         part, batch = bound.source, np.array([self.work.batches])
-        sizes = fit(part.needs, bound.component.dims, part.program.pad, batch, ways, 1)
-        if not sizes.ok.all():
-            dim, reason, _, cut = sizes.failures[0]
+        fitted = fit(part.needs, bound.component.dims, part.program.pad, batch, shards, 1)
+        if not fitted.ok.all():
+            dim, reason, _, cut = fitted.failures[0]
             raise LayoutError(f"{bound.component.name}: {reason}: {dim}, cut {int(cut.flat[0])} ways")
-        return sizes
+        return fitted
 
     def _context(self, component: Component, sizes: Mapping[str, int], sequence: str) -> Context:
         dtypes, options = self.work.dtypes, self.options
@@ -172,37 +201,40 @@ class _Maker:
             block=options.block,
         )
 
-    def _weights(self, unit: RunnableComponent) -> dict[str, Stored]:
-        weights = {}
-        for program in (*unit.entry, *unit.bodies):
+    def _weights(self, component: RunnableComponent) -> dict[str, Stored]:
+        stored = {}
+        for program in (*component.entry, *component.bodies):
             for t in program.arguments:
                 if t.name in program.weights:
-                    weights["norm" if program in unit.entry else t.name] = self._stored(
-                        unit, t, self.work.dtypes.weights
+                    stored["norm" if program in component.entry else t.name] = self._stored(
+                        component, t, self.work.dtypes.weights
                     )
-        if unit.component.tied and not weights.pop("Um").type.same_type(weights["Em"].type.renamed("Um")):
+        if component.component.tied and not stored.pop("Um").type.same_type(stored["Em"].type.renamed("Um")):
             raise LayoutError("a tied embedding must be cut alike where it embeds and where it unembeds")
-        return weights
+        return stored
 
-    def _caches(self, unit: RunnableComponent) -> dict[str, Stored]:
-        types = {name: t for p in unit.bodies for name, t in results(p).items() if name in p.cache}
-        return {name: self._stored(unit, t, self.work.dtypes.kv) for name, t in types.items()}
+    def _caches(self, component: RunnableComponent) -> dict[str, Stored]:
+        types = {name: t for p in component.bodies for name, t in results(p).items() if name in p.cache}
+        return {name: self._stored(component, t, self.work.dtypes.kv) for name, t in types.items()}
 
-    def _stored(self, unit: RunnableComponent, t: Tensor, dtype: str) -> Stored:
-        sizes, dims = unit.context.sizes, unit.component.dims
-        lead = (unit.component.times,) if unit.component.groups else ()
+    def _stored(self, component: RunnableComponent, t: Tensor, dtype: str) -> Stored:
+        sizes, dims = component.context.sizes, component.component.dims
+        lead = (component.component.times,) if component.component.groups else ()
         real = tuple(int(dims.get(d, sizes[d])) for d in t.names)
         return Stored(t, (*lead, *real), (*lead, *(sizes[d] for d in t.names)), dtype_of(dtype))
 
 
 def _order(bodies: Sequence[Program]) -> str:
-    """The order of positions over the shards of a cache that the text asks for; else striped."""
+    """Return the order of positions over the shards of a cache that the programs ask for; striped by default."""
     orders = {step.option("order") for p in bodies for step in p.steps} - {None}
     return str(next(iter(orders), "striped"))
 
 
 def random_weight(stored: Stored, key: Array, name: str) -> Array:
-    """A random weight of the real shape: norms near 1, small biases, matrices that keep what they multiply."""
+    """Return a random float32 weight of the real shape: norms near 1, biases near 0, matrices of unit gain.
+
+    A matrix has the standard deviation 1 / sqrt(summed dims), so that its product has the size of its input.
+    """
     noise = jax.random.normal(key, stored.real_shape, jnp.float32)
     if name in ("norm", "gq", "gk"):
         return 1.0 + 0.1 * noise

@@ -88,6 +88,6 @@ def _finish(report: Report, style: str, output: str | None) -> int:
 
     as_junit = junit(report) if style == "junit" else None
     finish(report, lambda: as_junit or blocks(report), style, output, as_junit)
-    if report.only_informational:
+    if report.only_told:
         raise InputError("nothing was judged: level timing needs --timing-within FACTOR, or another level beside it")
     return 0 if report.holds else 1

@@ -27,7 +27,7 @@ def blocks(report: Report) -> Sequence[Block]:
 
 
 def _last(report: Report) -> str:
-    if report.only_informational:
+    if report.only_told:
         return "nothing was judged"
     return "the plan does what was promised" if report.holds else "the plan does NOT hold"
 

@@ -20,7 +20,7 @@ from oracles.torus import whole
 import executor.calibrate.calibrate as module
 import executor.calibrate.link_fit
 import meshwright
-from executor.calibrate.calibrate import Calibration, Effort, calibrate, chip_file, made
+from executor.calibrate.calibrate import Calibration, Effort, calibrate, calibration_of, chip_file
 from executor.calibrate.link_fit import LinkFit, LinkSample, link_fits, unit_rates
 from executor.devices import Unavailable
 from mesh.chipfile import chip_toml, measured_chip
@@ -182,7 +182,7 @@ def test_one_device_has_no_link_and_says_so() -> None:
         LinkFit(name=name, value=value, unit="", points=1)
         for name, value in (("flops_per_s.f32", 1e9), ("hbm_bytes_per_s", 2e9), ("launch_s", 1e-5))
     ]
-    chip = made("cpu", mesh_of_one, fits).chip
+    chip = calibration_of("cpu", mesh_of_one, fits).chip
     assert chip.link_bytes_per_s == 2e9
     assert chip.sources["link_bytes_per_s"] == "assumption: one device has no link"
 

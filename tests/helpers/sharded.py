@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 from jax.sharding import Mesh
 
-from executor.run.context import Array, Context, plain
+from executor.run.context import Array, Context, array_of
 from executor.run.interpret import PartitionSpec, interpret, results, spec
 from strategies.notation import Program, Step
 
@@ -29,10 +29,10 @@ def run_sharded(program: Program, mesh: Mesh, context: Context, values: Mapping[
     found = results(program)
 
     def local(values: Mapping[str, Array], whole: Mapping[str, Array]) -> dict[str, Array]:
-        held = interpret(program, values, replace(context, whole=whole))
-        return {name: plain(held[name]) for name in found}
+        held = interpret(program, values, replace(context, replicated=whole))
+        return {name: array_of(held[name]) for name in found}
 
-    needed = {t.name: t for t in (program.input, *program.arguments) if t.name not in context.whole}
+    needed = {t.name: t for t in (program.input, *program.arguments) if t.name not in context.replicated}
     run = jax.shard_map(
         local,
         mesh=mesh,
@@ -40,4 +40,4 @@ def run_sharded(program: Program, mesh: Mesh, context: Context, values: Mapping[
         out_specs={name: spec(t) for name, t in found.items()},
         check_vma=False,
     )
-    return dict(jax.jit(run)(dict(values), dict(context.whole)))
+    return dict(jax.jit(run)(dict(values), dict(context.replicated)))

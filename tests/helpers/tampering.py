@@ -156,7 +156,7 @@ def with_steps(engine: Engine, component: str, change: Callable[[Program], Progr
         parts = {n: tuple(map(change, getattr(u, n))) for n in ("entry", "bodies", "leave")}
         return replace(u, **parts) if u.name == component else u
 
-    return replace(engine, units=tuple(map(unit, engine.units)))
+    return replace(engine, components=tuple(map(unit, engine.components)))
 
 
 def dropped(op: str, text: str = "") -> Callable[[Program], Program]:
@@ -171,8 +171,10 @@ def altered(op: str, change: Callable[[Step], Step]) -> Callable[[Program], Prog
 
 def contexts(engine: Engine, component: str, **edits: Any) -> Engine:
     """The engine with constants of a component changed."""
-    units = tuple(replace(u, context=replace(u.context, **edits)) if u.name == component else u for u in engine.units)
-    return replace(engine, units=units)
+    units = tuple(
+        replace(u, context=replace(u.context, **edits)) if u.name == component else u for u in engine.components
+    )
+    return replace(engine, components=units)
 
 
 def _twice(program: Program) -> Program:

@@ -12,7 +12,7 @@ import pytest
 
 import meshwright
 from executor.compiler.compiled import Compiled, CompileFailed, DoesNotFit, compile_on, compiler_options, too_big
-from executor.compiler.expected import ExpectedCollective, promises, widths
+from executor.compiler.expected import ExpectedCollective, expected_collectives, widths
 from executor.compiler.hlo import big_copies, collectives
 from executor.compiler.rewrites import compare_collectives
 from executor.devices import build_mesh, prepare_environment, tpu_devices
@@ -48,7 +48,7 @@ def test_promises_are_priced_bytes_as_elements_over_axes_that_cut() -> None:
         bound_by="ici",
         **zeros,
     )
-    (found,) = promises([step], SIZES | {"Z": 1}, lambda step, comm: 2.0)
+    (found,) = expected_collectives([step], SIZES | {"Z": 1}, lambda step, comm: 2.0)
     assert found == ExpectedCollective("AllReduce", ("X", "Y"), 64.0, 2.0, 240, "mlp: o[B] = ...")
 
 
@@ -56,7 +56,7 @@ def test_a_real_plans_promises_are_whole_elements() -> None:
     """Widths by tensor: activations 2 bytes, the pairs of ArgMax 4."""
     (plan, *_) = meshwright.plan("llama-3.1-8b", "v5e:4x4", phase="decode", constants="data-sheet").plans
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.axis_sizes, strict=True))
-    found = promises(plan.cost.steps, sizes, widths(plan))
+    found = expected_collectives(plan.cost.steps, sizes, widths(plan))
     assert found
     assert all(p.elements == int(p.elements) for p in found)
     assert {p.width for p in found if "ArgMax" in p.text} == {4}
@@ -165,8 +165,10 @@ def test_options_are_for_tpu_programs_of_tpu7x_only() -> None:
 def test_a_limit_below_what_was_planned_with_is_told() -> None:
     """Where it is more than the compiler's rounding."""
     refused = DoesNotFit(102.811e9, 102.789e9)
-    assert refused.told(102.794e9) == "102.8110 GB needed, 102.7890 GB usable"
-    assert refused.told(102.803e9).startswith("102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with")
+    assert refused.describe(102.794e9) == "102.8110 GB needed, 102.7890 GB usable"
+    assert refused.describe(102.803e9).startswith(
+        "102.8110 GB needed, 102.7890 GB usable (14 MB less than planned with"
+    )
 
 
 LIMITS: dict[str, dict[str, float]] = tomllib.loads((CASES / "usable_hbm_by_libtpu.toml").read_text("utf-8"))

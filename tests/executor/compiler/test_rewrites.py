@@ -83,7 +83,7 @@ def test_a_known_rewrite_is_a_value_with_its_extra_bytes(
     outcome = compare([promised], found)
     assert outcome.holds
     (rewrite,) = outcome.rewrites
-    assert (rewrite.kind, rewrite.promised, rewrite.found) == (kind, (promised,), tuple(found))
+    assert (rewrite.kind, rewrite.expected, rewrite.compiled) == (kind, (promised,), tuple(found))
     assert rewrite.extra_bytes == pytest.approx(extra_bytes)
 
 
@@ -92,7 +92,7 @@ def test_a_merged_collective_is_matched_operand_by_operand() -> None:
     found = ran("AllReduce", ("Y",), 64, 1024, runs=5)
     wanted = [promise("AllReduce", ("Y",), n, runs=5) for n in (64, 1024)]
     (rewrite,) = compare(wanted, [found]).rewrites
-    assert (rewrite.kind, rewrite.promised, rewrite.extra_bytes) == ("Merged", tuple(wanted), 0)
+    assert (rewrite.kind, rewrite.expected, rewrite.extra_bytes) == ("Merged", tuple(wanted), 0)
     assert compare([promise("AllReduce", ("Y",), 1088, runs=5)], [found]) == CollectiveDiff((), ())
 
 
@@ -161,7 +161,7 @@ def test_a_gather_that_is_run_again_is_told_with_its_bytes() -> None:
     """Rather than keep its result, where memory is short; the price knows one run."""
     first = ran("AllGather", ("Y",), 64, runs=48)
     (rewrite,) = compare([promise("AllGather", ("Y",), 64, runs=48)], [first, again()]).rewrites
-    assert (rewrite.kind, rewrite.found, rewrite.extra_bytes) == ("Repeated", (again(),), 48 * 64 * 2 * 3 / 4)
+    assert (rewrite.kind, rewrite.compiled, rewrite.extra_bytes) == ("Repeated", (again(),), 48 * 64 * 2 * 3 / 4)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_an_all_reduce_may_come_behind_the_scatter_of_its_result() -> None:
     outcome = compare([REDUCE, SCATTER], found)
     assert outcome.holds
     (rewrite,) = outcome.rewrites
-    assert (rewrite.kind, rewrite.promised, rewrite.found) == ("Reordered", (REDUCE,), (found[1],))
+    assert (rewrite.kind, rewrite.expected, rewrite.compiled) == ("Reordered", (REDUCE,), (found[1],))
     assert rewrite.extra_bytes == -80 * (64 - 16) * 2
 
 
@@ -271,14 +271,14 @@ def test_where_nothing_widens_a_wider_collective_is_a_difference() -> None:
 def test_anything_else_is_a_difference(kind: str, promised: list[ExpectedCollective], found: list[Collective]) -> None:
     """With the promised steps and the found operations in it."""
     (difference,) = compare(promised, found).differences
-    assert (difference.kind, difference.promised, difference.found) == (kind, tuple(promised), tuple(found))
+    assert (difference.kind, difference.expected, difference.compiled) == (kind, tuple(promised), tuple(found))
 
 
 def test_a_run_that_is_missing_is_counted() -> None:
     """79 of 80 layers: one run is missing, and what it would have sent."""
     wanted = promise("AllGather", ("Y",), 64, runs=80)
     (difference,) = compare([wanted], [ran("AllGather", ("Y",), 64, runs=79)]).differences
-    assert (difference.kind, difference.promised) == ("missing", (wanted,))
+    assert (difference.kind, difference.expected) == ("missing", (wanted,))
     assert difference.extra_bytes == -96
 
 

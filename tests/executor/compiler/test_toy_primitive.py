@@ -17,7 +17,7 @@ import meshwright
 from executor.levels.host_collectives import host_collectives
 from executor.levels.numerics import numerics
 from executor.loaded import load
-from executor.run.context import Context, plains, untyped
+from executor.run.context import Context, arrays_of, untyped
 from executor.run.steps import STEPS, Values
 from planner.plan.plan import Plan
 from strategies.bind import bind
@@ -70,7 +70,7 @@ def price(step: Step, scope: Scope) -> Work:
 
 def run(step: Step, context: Context, values: Values) -> Values:
     """Its execution."""
-    (partial,) = plains(values)
+    (partial,) = arrays_of(values)
     return (untyped.all_gather(partial, step.axes, axis=0).sum(0),)
 
 

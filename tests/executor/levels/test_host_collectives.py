@@ -13,7 +13,7 @@ from msgspec.structs import replace as changed
 
 from executor.devices import Unavailable
 from executor.levels.common import capacity_factor, host_mesh
-from executor.levels.host_collectives import check_collectives, compared, host_collectives
+from executor.levels.host_collectives import check_collectives, host_collectives, judge_program
 from executor.levels.shrink import shrink
 from executor.loaded import load
 from executor.run.engine import engine_of
@@ -63,7 +63,7 @@ def test_a_missing_and_an_extra_collective_are_told() -> None:
     (finding,) = level.findings
     assert (finding.promised, finding.found.split()[0]) == ("nothing", "AllGather")
     assert "ArgMax" in finding.what
-    silent = compared(
+    silent = judge_program(
         plan, mesh, "manual", "HloModule m\n\nENTRY %main () -> f32[] {\n  ROOT %c = f32[] constant(0)\n}\n"
     )
     assert silent.status == "failed"
@@ -83,7 +83,7 @@ def test_a_rewrite_that_is_not_the_cpus_is_a_finding() -> None:
         f"ENTRY %main (x: s32[{n}]) -> s32[{n}] {{\n  %x = s32[{n}]{{0}} parameter(0)\n"
         f"  ROOT %r = s32[{n}]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add\n}}\n"
     )
-    level = compared(only, host_mesh(load(plan)), "manual", text)
+    level = judge_program(only, host_mesh(load(plan)), "manual", text)
     assert [f.found.split(":")[0] for f in level.findings] == ["AsAllReduce"], level.findings
 
 

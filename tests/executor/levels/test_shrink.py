@@ -10,7 +10,7 @@ from msgspec.structs import replace as changed
 
 import meshwright
 from executor.devices import Unavailable
-from executor.levels.shrink import F32, LEAST, shrink
+from executor.levels.shrink import F32, MINIMUM_SIZES, shrink
 from executor.loaded import load
 from mesh.errors import InputError
 from planner.plan.plan import Plan
@@ -91,7 +91,7 @@ def test_the_shrunken_plan_is_a_plan() -> None:
     """Its slice exists, its layout can be read back, and its collectives are priced."""
     loaded = shrink(load(best(*CASES[0])))
     small = loaded.plan
-    assert (loaded.slice_.devices, loaded.workload.context) == (small.devices, LEAST["S"])
+    assert (loaded.slice_.devices, loaded.workload.context) == (small.devices, MINIMUM_SIZES["S"])
     assert loaded.layout.names == small.mesh.axis_names
     assert any(step.comms for step in small.cost.steps)
     assert max(small.model.D, small.model.V, small.context) <= 64

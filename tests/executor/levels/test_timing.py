@@ -18,7 +18,7 @@ from executor import devices
 from executor.clock import median_seconds
 from executor.devices import Unavailable, memory_bytes
 from executor.levels.level import LevelOptions
-from executor.levels.timing import judged, label, timing
+from executor.levels.timing import judge, label, timing
 from executor.loaded import load
 from executor.verdict import TOLD, verdict
 from mesh.chipfile import chip_toml, measured_chip
@@ -112,7 +112,7 @@ def test_the_modes_time_different_programs(chip: Chip, monkeypatch: pytest.Monke
 def test_a_factor_judges_both_ways(chip: Chip, times: float, within: float | None, status: str) -> None:
     """Neither much slower nor much faster than priced."""
     plan = plan_of(chip)
-    level = judged(plan, LevelOptions(timing_within=within), times * plan.cost.step_s, "by hand")
+    level = judge(plan, LevelOptions(timing_within=within), times * plan.cost.step_s, "by hand")
     priced = f"{plan.cost.step_s * 1e3:.3g} ms"
     assert level.status == status
     assert [f.promised for f in level.findings] == ([f"{priced} within a factor of 1.5"] if status == "failed" else [])

@@ -149,10 +149,10 @@ def agree_at_the_edge(plan: Plan, known: dict[str, str]) -> None:
     """This batch fits and compiles; one more is refused by the planner, and in the same layout by the compiler."""
     with pytest.raises(meshwright.NothingFits):
         plan_of(plan.model.name, plan.slice, "decode", plan.batch + 1, plan.context, **known)
-    assert isinstance(compile_plan(load(plan)).made, Compiled)
+    assert isinstance(compile_plan(load(plan)).compiled, Compiled)
     more = at_batch(plan, plan.batch + 1)
     assert more.memory.total_bytes > more.memory.usable_bytes
-    need = compile_plan(load(more)).made
+    need = compile_plan(load(more)).compiled
     assert isinstance(need, DoesNotFit)
     assert need.need_bytes == pytest.approx(more.memory.total_bytes, rel=0.01)
 
@@ -187,8 +187,8 @@ def test_a_tampered_promise_of_memory_is_a_finding() -> None:
 def test_results_of_another_size_are_a_finding() -> None:
     """Caches that come back in a wider dtype than the plan's, say."""
     facts = small()
-    assert isinstance(facts.made, Compiled)
-    wide = replace(facts, made=replace(facts.made, output_bytes=2 * facts.made.output_bytes))
+    assert isinstance(facts.compiled, Compiled)
+    wide = replace(facts, compiled=replace(facts.compiled, output_bytes=2 * facts.compiled.output_bytes))
     assert "bytes of the results" in [f.what for f in judge(wide, "manual").findings]
 
 
@@ -229,15 +229,15 @@ def test_a_tampered_collective_is_a_finding() -> None:
 def test_a_copied_cache_is_a_finding() -> None:
     """A copy of one cache tensor in the program's text is found by its size, and a cache that is not aliased, too."""
     facts = small()
-    assert isinstance(facts.made, Compiled)
-    of_cache = next(line for line in facts.made.text.splitlines() if "'Kc" in line and " parameter(" in line)
+    assert isinstance(facts.compiled, Compiled)
+    of_cache = next(line for line in facts.compiled.text.splitlines() if "'Kc" in line and " parameter(" in line)
     name, shape = of_cache.split("=")[0].strip(), of_cache.split("=")[1].split(" parameter(")[0]
-    copied = facts.made.text.replace(of_cache, f"{of_cache}\n  %copy.9999 ={shape} copy({name})")
+    copied = facts.compiled.text.replace(of_cache, f"{of_cache}\n  %copy.9999 ={shape} copy({name})")
     for change, promised in (
         ({"alias_bytes": 0}, "1.0737 GB updated in place"),
         ({"text": copied}, "updated in place"),
     ):
-        found = judge(replace(facts, made=replace(facts.made, **change)), "manual")
+        found = judge(replace(facts, compiled=replace(facts.compiled, **change)), "manual")
         assert promised in [finding.promised for finding in found.findings if finding.what.startswith("cache")]
 
 
@@ -246,7 +246,7 @@ def test_a_plan_that_the_compiler_refuses_is_a_finding() -> None:
     plan = plan_of("llama-3.1-8b", "v5e:2x2", "decode", 16, 2048)
     facts = Facts(load(plan), DoesNotFit(20e9, 16.91e9), {})
     assert judge(facts, "manual").findings[0].found == "20.0000 GB needed, 16.9100 GB usable"
-    smaller = judge(replace(facts, made=DoesNotFit(20e9, 16.8e9)), "manual").findings[0].found
+    smaller = judge(replace(facts, compiled=DoesNotFit(20e9, 16.8e9)), "manual").findings[0].found
     assert smaller.startswith("20.0000 GB needed, 16.8000 GB usable (109 MB less than planned with")
     over = msgspec.structs.replace(plan.memory, total_bytes=20e9)
     assert judge(_with_memory(facts, over), "manual").status == "passed"

@@ -94,7 +94,7 @@ def whole_results(program: Program, large: bool) -> dict[str, jax.Array]:
     sizes, whole = (SIZES if large else TINY), bind(program, {})
 
     def run(values: dict[str, jax.Array], pos: jax.Array) -> dict[str, jax.Array]:
-        held = interpret(whole, values, Context(sizes=sizes, whole={"pos": pos}, block=8))
+        held = interpret(whole, values, Context(sizes=sizes, replicated={"pos": pos}, block=8))
         return {name: held[own] for name, own in zip(results(program), results(whole), strict=True)}
 
     return jax.jit(run)(arguments(program, sizes), positions(program, sizes))
@@ -104,7 +104,7 @@ def check_equal(program: Program, large: bool, playing: dict[str, tuple[str, ...
     """Run both ways and compare the output and the caches."""
     bound, sizes = bind(program, playing), (SIZES if large else TINY)
     check(bound)
-    context = Context(sizes=sizes, whole={"pos": positions(program, sizes)}, block=8)
+    context = Context(sizes=sizes, replicated={"pos": positions(program, sizes)}, block=8)
     ways = {name: int(np.prod([mesh.shape[a] for a in t.axes("S")] or [1])) for name, t in results(bound).items()}
 
     def stored(name: str, x: jax.Array) -> jax.Array:
@@ -214,11 +214,11 @@ def test_a_window_masks_and_a_cache_of_its_size_turns(sequence: str) -> None:
     sizes, steps = SIZES | {"B": 1, "S": 4, "T": 9}, 9
     prompt = bind(program_named("prefill", "attention-gathered-kv", frozenset()), {})
     values = arguments(prompt, sizes)
-    whole = Context(sizes=sizes, whole={"pos": jnp.arange(steps)[None]}, window=4)
+    whole = Context(sizes=sizes, replicated={"pos": jnp.arange(steps)[None]}, window=4)
     expected = jax.jit(lambda v: interpret(prompt, v, whole)["o"])(values)
     bound = completed(bind(program_named("decode", "attention", frozenset()), {"W": ("X",)}))
     context = Context(sizes=sizes, window=4, sequence=sequence)
-    run = jax.jit(lambda v, pos: run_sharded(bound, mesh_of(X=2), replace(context, whole={"pos": pos}), v))
+    run = jax.jit(lambda v, pos: run_sharded(bound, mesh_of(X=2), replace(context, replicated={"pos": pos}), v))
     found = {"Kc": jnp.zeros((1, 4, 4, 8)), "Vc": jnp.zeros((1, 4, 4, 8))}
     for t in range(steps):
         cache = {name: found[name] for name in ("Kc", "Vc")}

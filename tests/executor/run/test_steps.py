@@ -294,7 +294,9 @@ def test_prompts_in_blocks_equal_whole_matrices(window: int | None, shape: tuple
     q, k, v = (rng.normal(size=[sizes[d] for d in dims]).astype(np.float32) for dims in ("BTKMH", "BSKH", "BSKH"))
     pos = np.stack([rng.permutation(8) for _ in range(8)]).astype(np.int32)
     for step in (gathered, ring):
-        got = run(step, mesh_of(shape), [q, k, v, pos], whole={"pos": jnp.asarray(pos)}, window=window, block=block)[0]
+        got = run(
+            step, mesh_of(shape), [q, k, v, pos], replicated={"pos": jnp.asarray(pos)}, window=window, block=block
+        )[0]
         np.testing.assert_allclose(got, dense(q, k, v, pos, pos, window), rtol=1e-5, atol=1e-5)
 
 
@@ -323,7 +325,7 @@ def test_softmaxes_over_shards_are_combined(op: str, cut: str, out: str, sequenc
         n = int(np.prod(shape))
         slot = np.arange(16) if sequence == "contiguous" else np.arange(16).reshape(-1, n).T.reshape(-1)
         k_pos = pos[:, None] - (pos[:, None] - slot) % 16
-        context = Context(axes=axes_of, sizes=SIZES, whole={"pos": jnp.asarray(pos)}, sequence=sequence)
+        context = Context(axes=axes_of, sizes=SIZES, replicated={"pos": jnp.asarray(pos)}, sequence=sequence)
 
         def local(*arrays: jax.Array, context: Context = context) -> jax.Array:
             return STEPS[join.op](join, context, STEPS["Attend"](attend, context, arrays))[0]
@@ -390,7 +392,7 @@ def test_last_takes_each_prompts_end() -> None:
     whole = {"pos": jnp.asarray(np.tile(order, (8, 1))), "lengths": jnp.asarray(lengths)}
     expected = x[np.arange(8), np.argsort(order)[lengths - 1]]
     for shape in ((2, 4), (1, 8), (4, 2)):
-        np.testing.assert_allclose(run(step, mesh_of(shape), [x], whole=whole)[0], expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(run(step, mesh_of(shape), [x], replicated=whole)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bad_steps_say_what_is_wrong() -> None:
