@@ -18,7 +18,7 @@ from planner.search.search import search
 
 
 class NothingFits(MeshwrightError):
-    """Report that no layout fits, or none meets the targets, with the reason.
+    """Raised where no layout fits, or none meets the targets, with the reason.
 
     `rejected` has the assignments that were excluded, by reason; `smallest` names the smallest slice of the same chip
     on which a layout fits; `search` describes what was searched.

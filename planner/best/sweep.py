@@ -20,7 +20,7 @@ from planner.search.search import search
 
 @dataclass(frozen=True)
 class Sweep:
-    """Hold the search results by slice name, and the best candidate of every slice and batch that has one.
+    """The search results by slice name, and the best candidate of every slice and batch that has one.
 
     `solver` has CP-SAT's proofs, where it chose; None means an exhaustive search. `interrupted` is true where not all
     was searched.

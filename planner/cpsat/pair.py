@@ -52,7 +52,7 @@ GROWTH = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, np.inf)
 
 
 class NoPairInTime(InputError):
-    """Report that the time limit of a pair's search ended it before there was any pair."""
+    """Raised where the time limit of a pair's search ended it before there was any pair."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ Pair = tuple[SharedCandidate, SharedCandidate, Proof]
 
 @dataclass(frozen=True)
 class _Best:
-    """Hold the best pair so far."""
+    """The best pair so far."""
 
     phases: tuple[PhaseVariables, PhaseVariables]
 
@@ -176,7 +176,7 @@ def check_shared(prefill: Plan, decode: Plan, cache: str = "resharded") -> None:
 
 
 class _PairSearch:
-    """Keep the best pair of the meshes so far, and the proof about it."""
+    """The best pair of the meshes so far, and the proof about it."""
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds

@@ -29,7 +29,7 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PhaseVariables:
-    """Hold the solution of one phase: its block, the rows' places in the block, and its order of the mesh axes."""
+    """The solution of one phase: its block, the rows' places in the block, and its order of the mesh axes."""
 
     block: PhaseBlock
     rows: tuple[int, ...]
@@ -58,7 +58,7 @@ class PhaseVariables:
 
 
 class PairModel:
-    """Model the choice of a pair over the blocks of both phases.
+    """The choice of a pair over the blocks of both phases.
 
     `blocks` has the prefill's first. `least_s` is a lower bound of the cost of any pair, in seconds per request.
     """

@@ -29,7 +29,7 @@ from strategies.readers.rates import Floats, Ints
 
 @dataclass(eq=False)
 class PhaseRows:
-    """Hold the rows of one phase on one mesh at one padded batch.
+    """The rows of one phase on one mesh at one padded batch.
 
     With `caches` the caches must be stored alike, too, with no cut over S. Per component there are `rows` that can run
     the batch and fit on their own, `seconds` [rows, residuals] times `factor`, bytes per device of weights and KV
@@ -155,7 +155,7 @@ class PhaseRows:
 
 @dataclass(frozen=True)
 class PhaseBlock:
-    """Hold one state of a phase: per component its options and their specs.
+    """One state of a phase: per component its options and their specs.
 
     The options' `row` has places among `PhaseRows.rows`.
     """

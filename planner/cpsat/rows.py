@@ -32,7 +32,7 @@ SLACK = 1e-9  # relative slack beyond a layout that fits, or a tie, within which
 
 @dataclass(frozen=True)
 class Block:
-    """Hold the options of every component in one state of one mesh at one padded batch.
+    """The options of every component in one state of one mesh at one padded batch.
 
     `options` has one `StateRows` per component, in the order of the mesh search's components.
     """
@@ -108,7 +108,7 @@ def within(options: Sequence[StateRows], most_s: float) -> list[StateRows]:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Hold the blocks among which the best layout is, if any fits, and the best known layout.
+    """The blocks among which the best layout is, if any fits, and the best known layout.
 
     `known` is the block and options of that layout, or None.
     """
@@ -186,7 +186,7 @@ def _places(searches: Sequence[MeshSearch], batch: int) -> Iterator[tuple[float,
 
 @dataclass(frozen=True)
 class Rows:
-    """Hold the numbers of the rows of every component that are considered on a mesh at one padded batch."""
+    """The numbers of the rows of every component that are considered on a mesh at one padded batch."""
 
     mesh_search: MeshSearch
     column: int

@@ -116,7 +116,7 @@ def _proof(
 
 
 class _Model:
-    """Model the choice among some blocks.
+    """The choice among some blocks.
 
     `most_s` has the seconds of a layout that fits: longer options may round to one value.
     """

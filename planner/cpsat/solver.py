@@ -60,7 +60,7 @@ def scale_of(value: float, terms: int = 1) -> Scale:
 
 @dataclass(frozen=True)
 class Ended:
-    """Hold the end of a run: status, objective and bound (whole numbers), and the solver with the variables' values."""
+    """The end of a run: status, objective and bound (whole numbers), and the solver with the variables' values."""
 
     status: str
     objective: float

@@ -32,7 +32,7 @@ Stored = tuple[tuple[str, tuple[int, ...], tuple[Groups, ...]], ...]
 
 @dataclass(frozen=True)
 class SortedAxes:
-    """Hold program axes of a dim that are sorted together, and the dim of the residual that sorts them.
+    """Program axes of a dim that are sorted together, and the dim of the residual that sorts them.
 
     `residual_dim` is empty where no dim does.
     """
@@ -54,7 +54,7 @@ def weight_types(program: Program) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Specs:
-    """Compute the specs of a component's rows at one padded batch.
+    """The specs of a component's rows at one padded batch.
 
     `sizes` has, per table and part, the padded size of each dim by row. With `caches` the caches have specs, too, with
     the sequence as the last dim.

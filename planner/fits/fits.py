@@ -31,7 +31,7 @@ _UNLIMITED_BYTES = 1e18
 
 
 class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the largest number that fits (None: not even one), and the resource that limits it.
+    """The largest number that fits (None: not even one), and the resource that limits it.
 
     `runs_out` is HBM, by what fills it (`weights alone`, `KV cache`, `activations`); `divisibility`, where no layout
     runs any number; `nothing` up to the largest number that is supported. `next` is the least larger number that some
@@ -48,7 +48,7 @@ class Largest(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the answers of one slice: the largest `batch` at the query's context, the largest `context` at its batch.
+    """The answers of one slice: the largest `batch` at the query's context, the largest `context` at its batch.
 
     `fits` is true where the query's batch fits at its context.
     """
@@ -62,7 +62,7 @@ class SliceFits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fits(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the result of `fits`: slices by chips, and the smallest on which `batch` fits at `context`.
+    """The result of `fits`: slices by chips, and the smallest on which `batch` fits at `context`.
 
     `interrupted` is true where not all slices were searched.
     """

@@ -20,7 +20,7 @@ from planner.query.query import Progress, silent
 
 
 class NoFleet(NothingFits):
-    """Report that no fleet serves the traffic within the quota and the targets, with the reason and a remedy."""
+    """Raised where no fleet serves the traffic within the quota and the targets, with the reason and a remedy."""
 
     def __init__(self, why: str, search: Search) -> None:
         super().__init__(why, (), None, search)

@@ -24,7 +24,7 @@ _LARGEST_SUM = 1 << 60
 
 @dataclass(frozen=True)
 class Server:
-    """Describe a kind of server: one slice of `chips` chips in one role (`prefill`, `decode`), its rate and cost.
+    """A kind of server: one slice of `chips` chips in one role (`prefill`, `decode`), its rate and cost.
 
     `step_s` only breaks ties: of fleets of equal cost, chips and servers, the one with the least sum of steps wins.
     """
@@ -40,7 +40,7 @@ class Server:
 
 @dataclass(frozen=True)
 class FleetProblem:
-    """Hold the servers to choose from, the demand, the quota, and the pairs that exclude each other.
+    """The servers to choose from, the demand, the quota, and the pairs that exclude each other.
 
     `demand_per_s` is the requests/s that each role must serve, `quota` the chips by kind, `excluded` pairs of numbers
     of servers that one fleet may not have both.
@@ -93,7 +93,7 @@ def check_fleet(problem: FleetProblem, counts: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class IntegerProblem:
-    """Hold the problem in integers: rates, their demand, an upper limit of each server, and costs.
+    """The problem in integers: rates, their demand, an upper limit of each server, and costs.
 
     A cost divided by `cost_scale` is in dollars per hour, or in chips.
     """

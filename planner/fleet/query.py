@@ -29,7 +29,7 @@ _TRAFFIC = "expected requests_per_s=20,input=2000,output=300"
 
 @dataclass(frozen=True, kw_only=True)
 class FleetQuery:
-    """Describe servers on slices of the quota's chips for a traffic.
+    """Servers on slices of the quota's chips for a traffic.
 
     `query` has the model, the slices that the quota allows, targets, prices, dtypes and all else; the fleet is proved
     by CP-SAT, within its `solver_seconds`. `decode_batches` None means all that fit. `utilisation` is the share of the

@@ -43,7 +43,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOption:
-    """Describe a plan as a server of one role.
+    """A plan as a server of one role.
 
     `moves` has the transfer of the caches by number of requests, at this server's end; `step_s` is the worst step.
     """
@@ -64,7 +64,7 @@ class ServerOption:
 
 @dataclass
 class ServerOptions:
-    """Hold all servers, the search results, and the shortest step of each role with its name, without targets.
+    """All servers, the search results, and the shortest step of each role with its name, without targets.
 
     `interrupted` is true where an interrupt came before all slices were searched. `skipped` counts slices that cost too
     much to be of use. `search_s` is the time of the searches.

@@ -44,7 +44,7 @@ _LINEARIZATION = 2
 
 @dataclass(frozen=True)
 class FleetSolution:
-    """Hold the number of each server, in the order of the problem's, and the proof.
+    """The number of each server, in the order of the problem's, and the proof.
 
     `counts` is None where the demand cannot be served, or where a time limit or an interrupt (`ended`) came before
     there was a fleet.
@@ -147,7 +147,7 @@ def run_sums(model: cp_model.CpModel, seconds: float | None = None, effort: floa
 
 
 class FleetModel:
-    """Model a fleet in CP-SAT, to be minimised for one objective after the other within one time limit.
+    """A fleet in CP-SAT, to be minimised for one objective after the other within one time limit.
 
     `ended` says what prevented the proof of the last objective: a time limit, an interrupt, or None.
     """

@@ -26,7 +26,7 @@ CALIBRATED_FROM = "calibrated from"
 
 
 class ErrorBar(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the errors of a data set's steps of one phase at some constants.
+    """The errors of a data set's steps of one phase at some constants.
 
     `constants` is `chip`, `data-sheet`, or the set to which they were fitted (each configuration left out once).
     `reached` has these constants; None means the data sheet's. `median` and `worst` are relative errors.

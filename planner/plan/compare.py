@@ -17,7 +17,7 @@ SWINGS = (0.8, 1.2)
 
 @dataclass(frozen=True)
 class Turn:
-    """Describe a change of one hardware number, by a factor, that makes the other plan the faster one."""
+    """A change of one hardware number, by a factor, that makes the other plan the faster one."""
 
     quantity: str
     factor: float

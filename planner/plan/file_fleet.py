@@ -14,7 +14,7 @@ MOST_CHIPS = 1_000_000
 
 
 class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe the traffic: requests per second, each of `input` prompt tokens and `output` tokens to decode.
+    """The traffic: requests per second, each of `input` prompt tokens and `output` tokens to decode.
 
     Raises `InputError` on a number out of range.
     """
@@ -35,7 +35,7 @@ class Traffic(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe `count` equal servers, each a slice that runs plan number `plan` (from 1) in its role.
+    """`count` equal servers, each a slice that runs plan number `plan` (from 1) in its role.
 
     `role` is prefill or decode. `step_s` is for decode the worst step, which stops to gather copies of new requests'
     caches. `requests_per_s` of one server is limited by its `step` or its `network` (`limited_by`). `dcn_bytes_per_s`
@@ -57,7 +57,7 @@ class FleetMember(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetQuota(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the chips of a kind that may be used (`chips`) and that are (`used`)."""
+    """The chips of a kind that may be used (`chips`) and that are (`used`)."""
 
     chip: str
     chips: int
@@ -65,7 +65,7 @@ class FleetQuota(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fleet(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the servers of a fleet, prefill first, with their total rates and cost.
+    """The servers of a fleet, prefill first, with their total rates and cost.
 
     `objective` is `chips`, or `dollars per hour` where chips have prices. `utilisation` is the share of each role's
     rate that the traffic may take. `request_cache_bytes` is the KV cache of one prompt. `transfer_s` and `ttft_s` are

@@ -11,7 +11,7 @@ OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "u
 
 
 class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a solver's proof: `optimal`, `infeasible` (nothing fits), or the state when it was ended.
+    """A solver's proof: `optimal`, `infeasible` (nothing fits), or the state when it was ended.
 
     `feasible`: the objective is the best so far, and no layout takes less than the bound; `gap` is their difference as
     a share of the objective. `unknown`: there was no layout yet. `variables` counts those of the model.
@@ -27,7 +27,7 @@ class Proof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the proof of one slice and batch."""
+    """The proof of one slice and batch."""
 
     slice: str
     batch: int
@@ -35,7 +35,7 @@ class Solved(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Name the solver that chose the plans, its time limit for each slice and batch, and its proofs."""
+    """The solver that chose the plans, its time limit for each slice and batch, and its proofs."""
 
     name: str
     seconds: float | None
@@ -44,7 +44,7 @@ class Solver(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FleetProof(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the proof of a fleet's cost: `optimal`, or `feasible` where a time limit or an interrupt came first.
+    """The proof of a fleet's cost: `optimal`, or `feasible` where a time limit or an interrupt came first.
 
     No fleet of these servers costs less than `bound`; gap = (objective - bound) / objective. `solver_s` is the wall
     time, `seconds` its limit. `interrupted` is also true where the search for layouts was, so that servers may be

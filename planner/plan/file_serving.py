@@ -13,7 +13,7 @@ MODES = ("batched", "interleaved", "disaggregated")
 
 
 class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the latencies of one user, and the request rate; the formulas are in `planner.serve.rates`.
+    """The latencies of one user, and the request rate; the formulas are in `planner.serve.rates`.
 
     `ttft_s` (TTFT) and `per_token_s` (TPOT) are means over requests that come at any time; `worst_*` are the longest.
     `requests_per_s` is of all slices, with as many requests begun as ended. `prefill_busy` and `decode_busy` are shares
@@ -34,7 +34,7 @@ class Latencies(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Reshard(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the move of tensors from one layout to another on a slice: bytes and seconds.
+    """The move of tensors from one layout to another on a slice: bytes and seconds.
 
     `received_bytes` is of the busiest device. Of the seconds, `gathered_s` are AllGathers, `swapped_s` AllToAlls over
     ICI, and `hbm_s` the copy within HBM.
@@ -48,7 +48,7 @@ class Reshard(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SharedHbm(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe both plans in the HBM of one slice, per device; `weights` says how their weights are stored.
+    """Both plans in the HBM of one slice, per device; `weights` says how their weights are stored.
 
     `shared`: one copy, as both plans cut every weight the same way. `copies`: two of the weights that they cut
     differently, of which the prefill's take `copied_bytes`. `resharded`: one copy, whose differing weights are moved
@@ -71,7 +71,7 @@ class SharedHbm(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe one way to serve; `prefill` and `decode` are plan numbers from 1.
+    """One way to serve; `prefill` and `decode` are plan numbers from 1.
 
     On one slice both plans run on it. The arrangement of `prefill_slices` and `decode_slices` is repeated `replicas`
     times, to reach a required throughput. `ratio` is the exact number of prefill slices per decode slice at which
@@ -96,7 +96,7 @@ class ServingEntry(Value, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Serving(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the ways to serve requests of `input` and `output` tokens, best first.
+    """The ways to serve requests of `input` and `output` tokens, best first.
 
     `decode_context` is the number of tokens that a cache must store.
     """

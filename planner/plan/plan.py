@@ -20,7 +20,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe a collective: kind, mesh axes, bytes, how often it runs, and its terms in seconds for all runs.
+    """A collective: kind, mesh axes, bytes, how often it runs, and its terms in seconds for all runs.
 
     `bytes` is the V of the kind's cost formula for one run. `launches` counts its phases. `runs_as` is the kind that
     the slice's compiler makes of it, if that is another one, which is then priced.
@@ -45,7 +45,7 @@ class CommPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe one line of a bound program on one device.
+    """One line of a bound program on one device.
 
     Seconds, FLOPs and bytes are of one layer, which runs `layers` times. `behind` is true for a gather of weights,
     which waits for no activation and runs behind its component's matmuls.
@@ -74,7 +74,7 @@ class StepPlan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the seconds of one step: lower bound, estimate (`step_s`) and upper bound, and their terms.
+    """The seconds of one step: lower bound, estimate (`step_s`) and upper bound, and their terms.
 
     The lower bound is the data sheet's: everything overlaps and every collective uses all links at once. The estimate
     and the upper bound, where nothing overlaps, use the constants that programs reach. `flops_s`, `hbm_s` and `ici_s`
@@ -95,7 +95,7 @@ class Cost(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold bytes per device: weights, KV cache, activations, their total, and the usable HBM.
+    """Bytes per device: weights, KV cache, activations, their total, and the usable HBM.
 
     `total_bytes` = weights_bytes + kv_bytes + activation_bytes. Activations are the largest temporaries of any
     component, the residual stream and the update added to it; weights include the norms' vectors.
@@ -109,7 +109,7 @@ class Memory(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Throughput(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold tokens (decoded, or of the prompts) per second.
+    """Tokens (decoded, or of the prompts) per second.
 
     `tokens_per_s` = batch x tokens per sequence / step seconds: a decode step gives one token per sequence, a prefill
     step takes the whole prompt.
@@ -120,7 +120,7 @@ class Throughput(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Name a hardware number that the plan's cost used, with its source.
+    """A hardware number that the plan's cost used, with its source.
 
     `calibrated` is true where it was fitted to measurements.
 
@@ -135,7 +135,7 @@ class Constant(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the errors of estimates of this chip and phase, at the plan's constants, against measured steps.
+    """The errors of estimates of this chip and phase, at the plan's constants, against measured steps.
 
     `set` names the data set. `constants` is `chip`, `data-sheet`, or the set itself: fitted to it, and scored on the
     points that each fit left out. `median` and `worst` are relative errors.
@@ -149,7 +149,7 @@ class Accuracy(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Plan(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold one layout of one model on one slice, with its cost, memory and specs.
+    """One layout of one model on one slice, with its cost, memory and specs.
 
     `reached` has the constants that the estimate takes programs to reach; None means the data sheet. `prefetch_s` is
     the time by which weights can be read ahead in a layer. `accuracy` is the estimate's error bar; None means

@@ -21,7 +21,7 @@ LATENCY, THROUGHPUT, COST = "latency", "throughput", "cost"
 
 
 class Example(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a worked example of an exclusion: bytes or sizes that are needed, and those that there are."""
+    """A worked example of an exclusion: bytes or sizes that are needed, and those that there are."""
 
     need: str
     have: str
@@ -36,7 +36,7 @@ class Rejected(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Describe the extent of the search, and its proof.
+    """The extent of the search, and its proof.
 
     `candidates` counts the layouts covered, `evaluations` the programs priced. `wall_s` is of the whole plan, pricing
     the best in full included; `evaluations_per_s` of the search of all slices.
@@ -53,7 +53,7 @@ class Search(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Point(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the best layout of one slice and batch as a point of the frontier.
+    """The best layout of one slice and batch as a point of the frontier.
 
     `dollars_per_million_tokens` is set where its chip has a price. `best_of` lists the objectives of which no candidate
     has a better value.
@@ -70,7 +70,7 @@ class Point(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the Pareto front: one point for each plan, in the plans' order.
+    """The Pareto front: one point for each plan, in the plans' order.
 
     `dominated` lists, by latency, the candidates that some point dominates: that are no better in any of the `axes`.
     `missed` counts the candidates that miss a target.
@@ -83,7 +83,7 @@ class Frontier(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlanFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Hold all that `plan` prints as JSON and writes with `-o`; plans are best first.
+    """Everything that `plan` prints as JSON and writes with `-o`; plans are best first.
 
     `targets` states in words the targets that all plans meet; `prices` are dollars per chip and hour. Fields that have
     their default are left out of the file.

@@ -28,7 +28,7 @@ DCN_LATENCY_S = 1e-4
 
 
 class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the cost of moving the caches of `requests` prompts, in bytes and seconds.
+    """The cost of moving the caches of `requests` prompts, in bytes and seconds.
 
     `bytes` counts all requests' caches once each. `send_s` and `receive_s` run at once, on the busiest chips.
     `dcn_bytes_per_s` is the effective rate, `bytes` over the longer of the two. `copies_s` gathers copies over the
@@ -50,7 +50,7 @@ class Transfer(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Describe one component's caches of one request on a slice: bytes, each entry once, and how they are spread.
+    """One component's caches of one request on a slice: bytes, each entry once, and how they are spread.
 
     `batch_ways` is the number of parts into which B is cut; a request lies in one. `copied` has the pieces of the torus
     along which each entry is stored again.
@@ -68,7 +68,7 @@ class Share:
 
 @dataclass(frozen=True)
 class TransferEnd:
-    """Describe one end of a transfer: a slice and the caches of one request on it."""
+    """One end of a transfer: a slice and the caches of one request on it."""
 
     slice_: Slice
     shares: tuple[Share, ...]

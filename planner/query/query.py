@@ -43,7 +43,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """Describe a question: a model, slices, a step, restrictions of the layouts, and how to rank them.
+    """A question: a model, slices, a step, restrictions of the layouts, and how to rank them.
 
     `work` has the phase, its batches on each slice, the context and the dtypes. With `auto`, powers of two and the
     largest batch that fits each slice replace these batches. With `per_slice` each slice has only the plan of its best
@@ -207,7 +207,7 @@ def query_of(
 
 @dataclass(frozen=True)
 class Given:
-    """Hold the keywords of a caller, and remember which were used."""
+    """The keywords of a caller, and which of them were used."""
 
     options: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)

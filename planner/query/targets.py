@@ -20,7 +20,7 @@ ANY_CHIP = "*"
 
 
 class Figures(Protocol):
-    """Give the figures by which targets are judged."""
+    """The figures by which targets are judged."""
 
     @property
     def step_s(self) -> float:
@@ -41,7 +41,7 @@ class Figures(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """Describe one kind of target, a row of `TARGETS`.
+    """One kind of target, a row of `TARGETS`.
 
     `field` is its name in `Targets`. `option`, `metavar`, `scale` and `about` are for the command line, whose value is
     `scale` times the field's. `says` and `figure` put a limit and a value compared with it in words. `most` is true for
@@ -101,7 +101,7 @@ TARGETS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
-    """Hold the limits that plans must meet: seconds of a step and to the first token, tokens/s, chips.
+    """The limits that plans must meet: seconds of a step and to the first token, tokens/s, chips.
 
     None means no limit. Raises `InputError` on a limit that is not a number above 0.
 
@@ -140,7 +140,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Merits:
-    """Hold the numbers by which objectives rank: seconds of a step or request, tokens/s per chip, dollars.
+    """The numbers by which objectives rank: seconds of a step or request, tokens/s per chip, dollars.
 
     `dollars_per_million_tokens` is infinite where there is no price.
     """
@@ -152,7 +152,7 @@ class Merits:
 
 @dataclass(frozen=True)
 class Objective:
-    """Describe one objective, a row of `OBJECTIVES`.
+    """One objective, a row of `OBJECTIVES`.
 
     `key` returns the numbers to minimise, first and second; the titles describe the order to people.
     """

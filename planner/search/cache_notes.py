@@ -24,7 +24,7 @@ LONGEST_CONTEXT = 1 << 22
 
 @dataclass(frozen=True)
 class _Study:
-    """Hold a problem that can be posed again at other contexts."""
+    """A problem that can be posed again at other contexts."""
 
     problem: Problem
     model: Model

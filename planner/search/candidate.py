@@ -18,7 +18,7 @@ from strategies.layout import BoundLayout
 
 @dataclass(frozen=True)
 class Candidate:
-    """Pair a choice with its slice and problem.
+    """A choice with its slice and problem.
 
     Its properties are the figures by which targets are judged (`planner.query.targets.Figures`).
     """

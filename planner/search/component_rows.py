@@ -36,7 +36,7 @@ GIVE = {code: i for i, code in enumerate(GIVEN)}
 
 @dataclass
 class ComponentRows:
-    """Hold the rows (assignments) of every body of a component as flat arrays.
+    """The rows (assignments) of every body of a component as flat arrays.
 
     A column is a (batch, padded batch) pair. `table_of` and `row_of` [rows] locate a row in `tables`; `hops_hidden_s`,
     `reads_full_s` and `stored_bytes` [rows, columns] are of one layer's seconds and all layers' bytes per device, with

@@ -35,7 +35,7 @@ Key = frozenset[Any]
 
 @dataclass(frozen=True)
 class Need:
-    """Hold a layout that runs and fits, and the least bytes per device.
+    """A layout that runs and fits, and the least bytes per device.
 
     `choice` is None where no layout fits; its `step_s` is not computed (NaN). No layout fits in fewer than
     `least_bytes`, which are infinite where none runs.
@@ -52,7 +52,7 @@ class Need:
 
 @dataclass
 class Footprints:
-    """Compute the memory that layouts need on one slice, for several numbers of sequences or tokens in turn.
+    """The memory that layouts need on one slice, for several numbers of sequences or tokens in turn.
 
     `cuts` selects the meshes, see `planner.search.meshes`; they are tried from the one that fitted last. `unfit` holds,
     by mesh, numbers at which no layout fitted, with their keys (see `planner.search.largest`): no larger number that
@@ -114,7 +114,7 @@ def need_of(problem: Problem, mesh: Mesh, pairs: Pairs) -> Need:
 
 
 class _Memory:
-    """Compute the memory that layouts of one mesh search need; columns are (batch, padded batch) pairs."""
+    """The memory that layouts of one mesh search need; columns are (batch, padded batch) pairs."""
 
     def __init__(self, mesh_search: MeshSearch) -> None:
         self.mesh_search, self.components, self.states = mesh_search, mesh_search.components, mesh_search.state

@@ -20,7 +20,7 @@ from strategies.readers.rates import Flags, Floats, Ints, Rates
 
 
 class MeshSearch:
-    """Hold all components of one mesh, and find the best combinations of their rows.
+    """All components of one mesh, and the best combinations of their rows.
 
     `pairs` are the (batch, padded batch) columns, `batches` [1, columns] their padded batches. `state` has the states
     of the residual stream; `residual_bytes` [residuals, columns] includes the norms' vectors. Reshards are priced on

@@ -34,7 +34,7 @@ def undominated(items: Iterable[Item], values: Callable[[Item], Sequence[float]]
 
 @dataclass(frozen=True)
 class StateRows:
-    """Hold rows of one component in one state: seconds of all its layers, stored and peak bytes per device.
+    """Rows of one component in one state: seconds of all its layers, stored and peak bytes per device.
 
     All arrays have shape [rows]; `row` has the rows' numbers, or [rows, components] after a join.
     """

@@ -21,7 +21,7 @@ OVER_MEMORY = "needs more than the usable HBM, even with the least of everything
 
 @dataclass(frozen=True)
 class Pick:
-    """Name what one component does: the name of its body, and the program axis that each piece of the mesh carries.
+    """The choice for one component: the name of its body, and the program axis that each piece of the mesh carries.
 
     `axes` has one entry per piece of the mesh, in the order of `Choice.mesh`; `IDLE` (`-`) is a piece without a role.
     """
@@ -33,7 +33,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class Choice:
-    """Describe one layout as the search sees it: mesh, residual, one pick per component, and its cost.
+    """One layout as the search sees it: mesh, residual, one pick per component, and its cost.
 
     `residual` has one code per piece of the mesh: the dim of the residual stream that it cuts (`D`, `B`, `T`) or `-`.
     `step_s` is the estimate of one step in seconds, `total_bytes` the memory of one device; both come from the tables.
@@ -51,7 +51,7 @@ class Choice:
 
 @dataclass
 class SearchResult:
-    """Hold the result of searching one slice: the best choices of every batch, and the assignments that were excluded.
+    """The result of searching one slice: the best choices of every batch, and the assignments that were excluded.
 
     `choices` lists per batch the best choices first. `rejected` maps (component, reason) to a count and the numbers of
     one example. `least_bytes` has, where no batch has a choice, the least bytes per device of any layout of each batch.
@@ -73,7 +73,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Problem:
-    """Describe the search problem of one slice: its workload and the components to lay out.
+    """The search problem of one slice: its workload and the components to lay out.
 
     `fast` has the speeds of the chip at the workload's dtypes, `usable_bytes` the usable HBM of a device. `fixed`
     limits the roles of a component (by name) on a physical axis (by number). `cuts` selects the meshes, see

@@ -33,7 +33,7 @@ equally many axes share the arrays that tell their rows apart."""
 
 @dataclass(frozen=True)
 class ReshardProgram:
-    """Hold the prices of one reshard program by its ends, and the number of the end of each boundary.
+    """The prices of one reshard program by its ends, and the number of the end of each boundary.
 
     `step_s` and, of it, `wait_s` of hops and launches are seconds [priced, ends, residuals] at the priced batches. `ok`
     [columns, ends, residuals] is true where the program can run a batch. `end` [boundaries] numbers the ends.
@@ -47,7 +47,7 @@ class ReshardProgram:
 
 @dataclass(frozen=True)
 class ReshardCosts:
-    """Hold the entry and exit programs of a component's boundaries with each residual.
+    """The entry and exit programs of a component's boundaries with each residual.
 
     `shares` [columns, priced] are the weights with which the priced batches are interpolated.
     """

@@ -21,7 +21,7 @@ CODES = "DBT-"
 
 @dataclass(frozen=True)
 class States:
-    """Hold residuals and their states as arrays.
+    """Residuals and their states as arrays.
 
     `cuts` [residuals, axes] has indices into `CODES`; `residual` [states] numbers the residual of each state;
     `prefixes` [states, 2^axes] is true where a set of axes (a bit mask) is a prefix, dim by dim, of the state's order.

@@ -41,7 +41,7 @@ Changed = Callable[[Chip, float], Chip]
 
 @dataclass(frozen=True)
 class Quantity:
-    """Describe a hardware number: `value` reads it from a chip, `times` returns the chip with a multiple of it.
+    """A hardware number: `value` reads it from a chip, `times` returns the chip with a multiple of it.
 
     The value is None where it is unknown, or where nothing depends on it.
     """
@@ -130,7 +130,7 @@ def sensitivity(
 
 @dataclass(frozen=True)
 class Subject:
-    """Hold a plan with its layout (`kept`), slice and workload."""
+    """A plan with its layout (`kept`), slice and workload."""
 
     plan: Plan
     kept: BoundLayout

@@ -10,7 +10,7 @@ SCHEMA = "meshwright.sensitivity/1"
 
 
 class Best(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the best layout at some hardware numbers."""
+    """The best layout at some hardware numbers."""
 
     step_s: float
     mesh: MeshAxes
@@ -18,7 +18,7 @@ class Best(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Change(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a component whose program or roles the best layout changes, each as text: roles and numbers of devices."""
+    """A component whose program or roles the best layout changes, each as text: roles and numbers of devices."""
 
     component: str
     kept: str
@@ -26,7 +26,7 @@ class Change(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Outcome(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the outcome of changing one hardware number to `value`, `factor` times its own.
+    """The outcome of changing one hardware number to `value`, `factor` times its own.
 
     `kept_s` is the step of the plan's own layout; `kept_fits` is true where it is within usable HBM. `best` is the
     result of a search at the changed number; None where nothing fits. `regret` is the share by which the kept layout is
@@ -46,7 +46,7 @@ class Outcome(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class QuantityEffect(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the sensitivity to one hardware number, with less and more of it.
+    """The sensitivity to one hardware number, with less and more of it.
 
     `elasticity` is d ln(step) / d ln(number) of the kept layout between the two; -1 means that the step is inversely
     proportional. `best_elasticity` is that of a layout chosen again; None where nothing fits with less.
@@ -62,7 +62,7 @@ class QuantityEffect(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SensitivityFile(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the output of `sensitivity`: the plan, the best layout at unchanged numbers, and each hardware number.
+    """The output of `sensitivity`: the plan, the best layout at unchanged numbers, and each hardware number.
 
     `regret` is the share by which the plan's own layout is slower than the best one at unchanged numbers.
     """

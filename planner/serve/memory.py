@@ -16,7 +16,7 @@ from strategies.models.workload import dtype_bytes
 
 @dataclass(frozen=True)
 class Pair:
-    """Pair a prefill and a decode plan on one slice, with the costs of both, computed once and only if needed."""
+    """A prefill and a decode plan on one slice, with the costs of both, computed once and only if needed."""
 
     prefill: Plan
     decode: Plan

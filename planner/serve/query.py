@@ -18,7 +18,7 @@ from strategies.models.workload import LARGEST_CONTEXT, Workload, cache_slots, c
 
 @dataclass(frozen=True, kw_only=True)
 class ServeQuery:
-    """Describe requests of `input` and `output` tokens, served on the query's slices.
+    """Requests of `input` and `output` tokens, served on the query's slices.
 
     `query` has the model, slices, targets, prices and all else; its step is a decode step, whose context is set to the
     tokens in a cache at a request's end. `prefill_batches` are numbers of prompts. `modes` are ways to serve, of
@@ -64,7 +64,7 @@ class ServeQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """Describe a way to serve, with its plans; the fields are those of `file_serving.ServingEntry`."""
+    """A way to serve, with its plans; the fields are those of `file_serving.ServingEntry`."""
 
     mode: str
     prefill: Plan
@@ -138,7 +138,7 @@ class Way:
 
 @dataclass(frozen=True)
 class _Served:
-    """Give the figures of a way to serve, by which targets are judged."""
+    """The figures of a way to serve, by which targets are judged."""
 
     way: Way
     serve_query: ServeQuery

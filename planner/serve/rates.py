@@ -24,7 +24,7 @@ LEAST_EFFICIENCY = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Hold the seconds of the two steps and between them; `insert_s` and `switch_s` are per prefill step.
+    """The seconds of the two steps and between them; `insert_s` and `switch_s` are per prefill step.
 
     The batches are prompts of a prefill step and slots of a decode step; `output` is tokens of a request.
 
@@ -165,7 +165,7 @@ def decode_rate(steps: PhaseTimes, moved: Transfer) -> float:
 
 @dataclass(frozen=True)
 class Counts:
-    """Hold numbers of prefill and decode slices, their exact ratio, and the number of replicas."""
+    """Numbers of prefill and decode slices, their exact ratio, and the number of replicas."""
 
     prefill: int
     decode: int
@@ -214,7 +214,7 @@ def slice_counts(
 
 @dataclass(frozen=True)
 class _PricedCounts:
-    """Hold counts with the chips of one replica, and requests/s per chip."""
+    """Counts with the chips of one replica, and requests/s per chip."""
 
     counts: Counts
     chips: int

@@ -31,7 +31,7 @@ NORM = "/norm"
 
 @dataclass(frozen=True)
 class Box:
-    """Describe how a layout cuts a tensor: per dim its pieces of the torus, major first."""
+    """The cut of a tensor by a layout: per dim its pieces of the torus, major first."""
 
     dims: Mapping[str, Cut]
 

@@ -34,7 +34,7 @@ PAIRS_IN_FULL = 1024
 
 @dataclass(frozen=True)
 class Priced:
-    """Price candidates in full, each once: equal candidates have the same plan."""
+    """Candidates priced in full, each once: equal candidates have the same plan."""
 
     serve_query: ServeQuery
     plans: dict[tuple[str, str, Choice], Plan] = field(default_factory=dict)

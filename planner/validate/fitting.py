@@ -29,7 +29,7 @@ _BOUNDS = {"hbm": (0.3, 1.0), "matmul": (0.2, 1.0), "link": (0.2, 1.0), "hop": (
 
 @dataclass(frozen=True)
 class ConstantsFit:
-    """Hold fitted constants and, for those that were free, the 95% confidence interval."""
+    """Fitted constants and, for those that were free, the 95% confidence interval."""
 
     reached: Reached
     intervals: dict[str, tuple[float, float]]

@@ -27,7 +27,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ErrorTarget(Fact, frozen=True, kw_only=True):
-    """State an error that must not be exceeded.
+    """An error that must not be exceeded.
 
     `of` is a table, a curve or `fit` (the points on which it was fitted), else all points.
     """
@@ -38,7 +38,7 @@ class ErrorTarget(Fact, frozen=True, kw_only=True):
 
 
 class Head(Fact, frozen=True, kw_only=True):
-    """Hold the head of every set: title, place and date of measurement, and inferred or unmodelled properties."""
+    """The head of every set: title, place and date of measurement, and inferred or unmodelled properties."""
 
     title: str
     source: str
@@ -51,7 +51,7 @@ class Head(Fact, frozen=True, kw_only=True):
 
 
 class StepPoint(Fact, frozen=True, kw_only=True):
-    """Hold one measured step, in seconds.
+    """One measured step, in seconds.
 
     `readings` are several measurements of the step, whose geometric mean counts. Raises `InputError` unless exactly one
     of `step_s` and `readings` is set, above 0.
@@ -82,7 +82,7 @@ class StepPoint(Fact, frozen=True, kw_only=True):
 
 
 class Race(Fact, frozen=True, kw_only=True):
-    """List published layouts to price side by side; `first` is the one that its authors measured as fastest."""
+    """Published layouts to price side by side; `first` is the one that its authors measured as fastest."""
 
     phase: str
     batch: int
@@ -93,7 +93,7 @@ class Race(Fact, frozen=True, kw_only=True):
 
 
 class StepSet(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
-    """Hold whole steps of a model on a slice, or, with `only`, the bodies of these components.
+    """Whole steps of a model on a slice, or, with `only`, the bodies of these components.
 
     `leave_out` has the fields of a point that name its configuration. Pairs of layouts measured further apart than
     `ranked_apart` must be ranked right. `best_of` has tables whose layouts were chosen as the best ones. `knee` is the
@@ -128,14 +128,14 @@ class StepSet(Head, frozen=True, kw_only=True, tag="steps", tag_field="kind"):
 
 
 class CurvePoint(Fact, frozen=True, kw_only=True):
-    """Hold the seconds of one collective whose gathered array has these bytes."""
+    """The seconds of one collective whose gathered array has these bytes."""
 
     bytes: float
     seconds: float
 
 
 class Curve(Fact, frozen=True, kw_only=True):
-    """Hold one collective over one group at many sizes; `group` has pieces as (torus axis, stride, size)."""
+    """One collective over one group at many sizes; `group` has pieces as (torus axis, stride, size)."""
 
     name: str
     slice: str
@@ -148,7 +148,7 @@ class Curve(Fact, frozen=True, kw_only=True):
 
 
 class Check(Fact, frozen=True, kw_only=True):
-    """Hold a single measured collective, predicted with the constants of a curve and never fitted."""
+    """A single measured collective, predicted with the constants of a curve and never fitted."""
 
     slice: str
     collective: Kind
@@ -159,7 +159,7 @@ class Check(Fact, frozen=True, kw_only=True):
 
 
 class CurveSet(Head, frozen=True, kw_only=True, tag="collectives", tag_field="kind"):
-    """Hold curves of collectives, each fitted by itself on the points between two sizes in bytes."""
+    """Curves of collectives, each fitted by itself on the points between two sizes in bytes."""
 
     bytes_from: float
     bytes_to: float
@@ -168,7 +168,7 @@ class CurveSet(Head, frozen=True, kw_only=True, tag="collectives", tag_field="ki
 
 
 class Limit(Fact, frozen=True, kw_only=True):
-    """Hold the longest context whose cache fits."""
+    """The longest context whose cache fits."""
 
     name: str
     kv_heads: int
@@ -179,7 +179,7 @@ class Limit(Fact, frozen=True, kw_only=True):
 
 
 class LimitSet(Head, frozen=True, kw_only=True, tag="max-context", tag_field="kind"):
-    """Hold the longest contexts of one model and mesh in a given budget for the cache, in bytes."""
+    """The longest contexts of one model and mesh in a given budget for the cache, in bytes."""
 
     model: str
     slice: str
@@ -191,7 +191,7 @@ class LimitSet(Head, frozen=True, kw_only=True, tag="max-context", tag_field="ki
 
 
 class Served(Fact, frozen=True, kw_only=True):
-    """Hold the tokens per second of a server, prefill included."""
+    """The tokens per second of a server, prefill included."""
 
     model: str
     weights: str
@@ -201,7 +201,7 @@ class Served(Fact, frozen=True, kw_only=True):
 
 
 class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"):
-    """Hold served throughput, which decoding alone must exceed: a bound, not a time."""
+    """Served throughput, which decoding alone must exceed: a bound, not a time."""
 
     slice: str
     layout: Layout
@@ -209,7 +209,7 @@ class ServedSet(Head, frozen=True, kw_only=True, tag="serving", tag_field="kind"
 
 
 class Rate(Fact, frozen=True, kw_only=True):
-    """Hold the rate that one microbenchmark reached, of one device and in the data sheet's unit."""
+    """The rate that one microbenchmark reached, of one device and in the data sheet's unit."""
 
     chip: str
     constant: Literal["hbm", "matmul", "link"]
@@ -218,7 +218,7 @@ class Rate(Fact, frozen=True, kw_only=True):
 
 
 class RateSet(Head, frozen=True, kw_only=True, tag="microbenchmarks", tag_field="kind"):
-    """Hold rates that benchmarks of one operation reached; they are the defaults of their chips."""
+    """Rates that benchmarks of one operation reached; they are the defaults of their chips."""
 
     points: tuple[Rate, ...]
 

@@ -20,7 +20,7 @@ constants fitted to all points; calibrated, by a fit that left the point's confi
 
 
 class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a measured point and its predictions, in the set's unit, by name of the constants."""
+    """A measured point and its predictions, in the set's unit, by name of the constants."""
 
     name: str
     measured: float
@@ -33,7 +33,7 @@ class Scored(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold absolute relative errors of some points at some constants.
+    """Absolute relative errors of some points at some constants.
 
     `of` is a table, phase or curve, else all points.
     """
@@ -46,7 +46,7 @@ class Errors(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold constants fitted to points, each free one with its 95% interval.
+    """Constants fitted to points, each free one with its 95% interval.
 
     `of` is a curve, else the whole set.
     """
@@ -60,7 +60,7 @@ class FittedConstants(Value, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the first of several layouts: measured (or published), and predicted at fitted and at the chip's constants.
+    """The first of several layouts: measured (or published), and predicted at fitted and at the chip's constants.
 
     `seconds` has the predictions at fitted constants.
     """
@@ -73,7 +73,7 @@ class Ranked(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold a target of the data file, and the error that was found."""
+    """A target of the data file, and the error that was found."""
 
     what: str
     of: str
@@ -87,7 +87,7 @@ class Judged(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the complete score of one data set."""
+    """The complete score of one data set."""
 
     name: str
     title: str
@@ -108,7 +108,7 @@ class SetScore(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Validation(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold the result of `meshwright validate`."""
+    """The result of `meshwright validate`."""
 
     schema: str
     tool_version: str

@@ -26,7 +26,7 @@ AT_ONE = Reached(hbm=1, matmul=1, link=1, hop=1, launch_s=0)
 
 @dataclass(frozen=True)
 class Terms:
-    """Hold per step of all points its seconds at AT_ONE, its launches, and the numbers of its point and component.
+    """For each step of all points its seconds at AT_ONE, its launches, and the numbers of its point and component.
 
     `body` marks steps of the component's body, behind which gathers of weights (`behind`) run; `matmul` marks steps
     that read weights, for at most `ahead_s` ahead of time (of the component). All arrays have shape [steps].
