@@ -92,8 +92,8 @@ def plan(
     """Find the best layouts of a model on one or several slices, best first.
 
     `plan("llama-3.1-70b", "v5e:4x4", batch=64, weights="int8", kv="int8")`. With `chips` only the best batch of each
-    slice has a plan. `options`: see `PlanOptions`. Raises InputError on bad input, and NothingFits where no layout
-    fits or none meets the targets.
+    slice has a plan. Raises `InputError` on bad input, and `NothingFits` where no layout fits or none meets the
+    targets. The keywords are those of `PlanOptions`:
     """
     from planner.best.solve import make_plan
 
@@ -222,7 +222,16 @@ def fleet(
 
 
 class PriceOptions(TypedDict, total=False):
-    """Keywords of `price`: the step, its dtypes, the programs, and the chip; as in `QueryOptions`."""
+    """Keywords of `price`.
+
+    phase: "decode" or "prefill".
+    batch: one batch or several.
+    context: tokens in each filled cache (decode) or in each prompt (prefill).
+    weights, kv, activations, compute: dtypes; "bf16" by default, compute: the activations'.
+    programs: `.layout` files with programs that the layout uses.
+    chip_file: a chip file, whose chip is known by its name, too.
+    constants: the share of the data sheet that programs reach: "chip", "data-sheet", or a data set's.
+    """
 
     phase: str
     batch: int | Sequence[int] | None

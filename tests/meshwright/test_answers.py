@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,23 @@ def test_errors_share_a_base() -> None:
     assert issubclass(meshwright.InputError, meshwright.MeshwrightError)
     assert issubclass(meshwright.NoFleet, meshwright.NothingFits)
     assert issubclass(meshwright.NothingFits, meshwright.MeshwrightError)
+
+
+def test_help_lists_every_keyword() -> None:
+    """The help of a public function says what each of its keywords is, and that its answer has methods."""
+    from planner import api
+    from planner.query.query import QueryOptions, SearchOptions
+
+    for function, options in (
+        (meshwright.plan, api.PlanOptions),
+        (meshwright.pareto, QueryOptions),
+        (meshwright.serve, api.ServeOptions),
+        (meshwright.fleet, api.FleetOptions),
+        (meshwright.price, api.PriceOptions),
+        (meshwright.fits, QueryOptions),
+    ):
+        text = str(function.__doc__)
+        assert [name for name in options.__annotations__ if name not in text] == [], function.__name__
+        if options is not api.PriceOptions:
+            assert [name for name in SearchOptions.__annotations__ if name not in text] == [], function.__name__
+    assert inspect.signature(meshwright.plan).return_annotation == "Plans"
