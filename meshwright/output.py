@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mesh.errors import InputError
-from meshwright.exits import NOTHING_FITS
+from meshwright.exits import INTERRUPTED, NOTHING_FITS
 
 if TYPE_CHECKING:
     from meshwright.reports.text import Block
     from planner.best.nothing import NothingFits
+    from planner.plan.planfile import PlanFile
 
 LEAST_WIDTH = 40
 """The fewest columns that text is made for."""
@@ -100,6 +101,13 @@ def say_nothing(why: str) -> int:
     """Print why nothing fits, in one line on stderr, and return the exit code."""
     sys.stderr.write(f"meshwright: {why}\n")
     return NOTHING_FITS
+
+
+def ended(plans: PlanFile) -> int:
+    """Return the exit code of an answer: 1 where none of its layouts fits."""
+    if plans.interrupted:
+        return INTERRUPTED
+    return 0 if any(plan.fits for plan in plans.plans) else say_nothing("this layout does not fit at any batch")
 
 
 def write(data: bytes) -> None:

@@ -25,7 +25,7 @@ from meshwright.options import (
     format_of,
     wide_or,
 )
-from meshwright.output import finish, show
+from meshwright.output import ended, finish, show
 
 
 @command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), WIDE, format_of())
@@ -114,7 +114,6 @@ def price(*, model: str, slice_: str, layout: str, wide: bool, output: str | Non
     \b
     meshwright price llama-3.1-8b --slice v5e:2x2 --layout plan.json --batch 32
     """
-    from meshwright.commands.plan import ended
     from meshwright.reports.plan import report
     from planner import api
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mesh.errors import InputError
 from meshwright.commandline import choice, flag, number, one_of, option, whole
-from meshwright.exits import INTERRUPTED
 from meshwright.options import (
     BATCHES_OR_AUTO,
     CONSTANTS,
@@ -27,11 +24,8 @@ from meshwright.options import (
     format_of,
     searching,
 )
-from meshwright.output import finish, progress_line, say_nothing, show_nothing
+from meshwright.output import ended, finish, progress_line, show_nothing
 from planner.query.targets import OBJECTIVES
-
-if TYPE_CHECKING:
-    from planner.plan.planfile import PlanFile
 
 PHASES = ("decode", "prefill", "serve")
 SERVING = {
@@ -122,10 +116,3 @@ def _plan(asked: Asked, rejected: bool) -> int:
         return show_nothing(nothing, asked.style)
     finish(plans, lambda: report(plans, rejected), asked.style, asked.output)
     return ended(plans)
-
-
-def ended(plans: PlanFile) -> int:
-    """Return the exit code of an answer: 1 where none of its layouts fits."""
-    if plans.interrupted:
-        return INTERRUPTED
-    return 0 if any(plan.fits for plan in plans.plans) else say_nothing("this layout does not fit at any batch")

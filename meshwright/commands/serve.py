@@ -7,9 +7,8 @@ from typing import Any
 
 from mesh.errors import InputError
 from meshwright.commandline import one_of, words
-from meshwright.commands.plan import ended
 from meshwright.options import Asked
-from meshwright.output import finish, progress_line, show_nothing
+from meshwright.output import ended, finish, progress_line, show_nothing
 
 _TOKENS = ("input_tokens", "output_tokens")
 
