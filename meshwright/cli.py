@@ -32,6 +32,8 @@ COMMANDS = {
 }
 
 
+COMPLETE = "_MESHWRIGHT_COMPLETE"
+"""The variable by which a shell asks for completions: `bash_source` for the script that asks, as click has it."""
 _PACKAGES = ("mesh", "strategies", "planner", "executor")
 
 
@@ -57,6 +59,10 @@ def _run(arguments: list[str]) -> int:
     from meshwright.commandline import Commands, wrong_usage
 
     commands = Commands(COMMANDS)
+    if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(commands, {}, "meshwright", COMPLETE, instruction)
     try:
         with commands.make_context("meshwright", arguments) as context:
             code = commands.invoke(context) or 0

@@ -48,8 +48,19 @@ def group_of(parameter: click.Parameter) -> str:
 class Argument(click.Argument):
     """An argument that `--help` explains."""
 
-    def __init__(self, name: str, metavar: str, about: str, *, required: bool = True, default: str | None = None):
-        super().__init__([name], metavar=metavar, required=required, **_default(default))
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        about: str,
+        *,
+        required: bool = True,
+        default: str | None = None,
+        words: Callable[[], Sequence[str]] = tuple,
+    ):
+        super().__init__(
+            [name], metavar=metavar, required=required, shell_complete=_completing(words), **_default(default)
+        )
         shown = "required" if required else default and f"default: {default}"
         self.about = f"{about}  [{shown}]" if shown else about
 
@@ -63,6 +74,7 @@ def option(
     many: bool = False,
     required: bool = False,
     read: Read | None = None,
+    words: Callable[[], Sequence[str]] = tuple,
 ) -> click.Option:
     """Make an option with one value or, `many`, with several; `names`: "-o --output", and the parameter."""
     spelt = next(name for name in names.split() if name.startswith("--"))
@@ -77,8 +89,19 @@ def option(
         multiple=many,
         required=required,
         callback=value,
+        shell_complete=_completing(words),
         **_default(default),
     )
+
+
+def _completing(words: Callable[[], Sequence[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Return what completes a value for a shell: the words that begin as it does, the last one after a comma."""
+
+    def complete(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+        before, comma, last = begun.rpartition(",")
+        return [before + comma + word for word in words() if word.startswith(last)]
+
+    return complete
 
 
 def _default(text: str | None) -> dict[str, Any]:
@@ -88,7 +111,14 @@ def _default(text: str | None) -> dict[str, Any]:
 
 def choice(names: str, known: Sequence[str], about: str, *, default: str) -> click.Option:
     """Make an option whose value is one of the known words."""
-    return option(names, "|".join(known), about, default=default, read=lambda name, text: one_of(name, text, known))
+    return option(
+        names,
+        "|".join(known),
+        about,
+        default=default,
+        read=lambda name, text: one_of(name, text, known),
+        words=lambda: known,
+    )
 
 
 def flag(names: str, about: str) -> click.Option:

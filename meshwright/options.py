@@ -68,15 +68,36 @@ def _roles(_: str, texts: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
     return fixed_roles(texts)
 
 
-MODEL = Argument("model", "MODEL", "A built-in name, a config.json or a folder with one.")
+def _models() -> Sequence[str]:
+    from strategies.models.configs import builtin_names
+
+    return builtin_names()
+
+
+def _chips() -> Sequence[str]:
+    from mesh.chips import chip_names
+
+    return chip_names()
+
+
+def _slices() -> Sequence[str]:
+    from mesh.chips import chip_names, load_chip
+    from mesh.slices import slices_of
+
+    return [slice_.name for name in chip_names() for slice_ in slices_of(load_chip(name))]
+
+
+MODEL = Argument("model", "MODEL", "A built-in name, a config.json or a folder with one.", words=_models)
 PLAN_FILE = Argument("file", "PLAN.JSON", "A file that `meshwright plan -o` wrote.")
 PICK = option("--pick", "N", "Which plan of the plan file.", default="1", read=whole)
 
 _SLICE = "Such as v5e:4x4; repeat or use commas for several."
-SLICE = option("--slice slice_", "SLICE", _SLICE, many=True, required=True, read=one_slice)
+SLICE = option("--slice slice_", "SLICE", _SLICE, many=True, required=True, read=one_slice, words=_slices)
 SLICES = (
-    option("--slice slices", "SLICE", _SLICE, many=True, read=words),
-    option("--chip chips", "CHIP", "Every legal slice of it, too; repeat for several.", many=True, read=words),
+    option("--slice slices", "SLICE", _SLICE, many=True, read=words, words=_slices),
+    option(
+        "--chip chips", "CHIP", "Every legal slice of it, too; repeat for several.", many=True, read=words, words=_chips
+    ),
     option("--chips chip_counts", "N|N..M", "Slices of --chip with so many chips only: 4..256.", read=_chip_range),
 )
 PHASE = option("--phase", "decode|prefill", "What a step is; `plan` takes serve, too: both together.", default="decode")
