@@ -12,7 +12,7 @@ physical axis i the group has m_i members s_i chips apart, and each of them can 
     CollectivePermute by one    shard bytes x max_i s_i / W                                                [1]
     hops                        sum_i s_i x (floor(m_i / 2) on a ring, m_i - 1 on a line)
 
-[1] Derived in README.md. [2] Scaling book, chapter 3, before its limit n -> inf.
+[1] Derived in docs/concepts/collectives.md. [2] Scaling book, chapter 3, before its limit n -> inf.
 Latency = hops x hop latency.
 Where a chip shows two devices, each core has half of every ICI link (both cores' groups run at once, so s
 doubles), and the link between the cores is one more axis, of m = 2. GPUs have a switch: see _switched.

@@ -1,7 +1,7 @@
 """The book's notation: tensors with sharded, named dims; steps; programs; and their parser.
 
 A *program axis* is one character. In a `.layout` file it is a role (what a mesh axis may do in this
-component); after `strategies.bind.bind` it is the name of a mesh axis. `strategies/README.md`
+component); after `strategies.bind.bind` it is the name of a mesh axis. `docs/reference/notation.md`
 has the grammar as EBNF.
 """
 
