@@ -1,6 +1,6 @@
 """Binding: a program with roles becomes a program on the axes of a mesh.
 
-A role may be played by several mesh axes or by none. Roles that nobody plays vanish with their collectives,
+A role may have several mesh axes or none. Roles without one vanish with their collectives,
 so 1D weight-stationary is the 2D program with X empty.
 """
 
@@ -16,10 +16,10 @@ SortKey = Callable[[str, str], tuple[int, ...]]
 
 
 def bind(program: Program, role_axes: Mapping[str, Axes], key: SortKey | None = None) -> Program:
-    """The program on mesh axes: `playing` maps each program axis to the mesh axes that play it, major first.
+    """The program on mesh axes: `role_axes` maps each program axis to the mesh axes bound to it, major first.
 
     Axes that the program never separates (such as X, P, R of `D_XPR`) have no order of their own: `key` (dim of
-    the input or output, mesh axis) orders the mesh axes that play them, so that they agree with the residual
+    the input or output, mesh axis) orders the mesh axes bound to them, so that they agree with the residual
     stream, and every other dim that they cut follows.
     """
     order = _Order(program, role_axes, key)
@@ -47,10 +47,10 @@ def axis_runs(program: Program, tensor: Tensor) -> tuple[tuple[tuple[Axes, str],
 
 
 class _Order:
-    """Replaces program axes by the mesh axes that play them, in an order that all tensors share."""
+    """Replaces program axes by the mesh axes bound to them, in an order that all tensors share."""
 
     def __init__(self, program: Program, role_axes: Mapping[str, Axes], key: SortKey | None) -> None:
-        self.playing, self.key = role_axes, key
+        self.role_axes, self.key = role_axes, key
         self.boundaries: dict[str, list[str]] = {}
         for dim in (*program.input.dims, *program.output.dims):
             for letter in dim.axes:
@@ -63,8 +63,8 @@ class _Order:
                     self.where.setdefault((dim.name, letter), set()).add(number)
 
     def flat(self, letters: Axes) -> Axes:
-        """The mesh axes that play these program axes."""
-        return tuple(axis for letter in letters for axis in self.playing.get(letter, ()))
+        """The mesh axes bound to these program axes."""
+        return tuple(axis for letter in letters for axis in self.role_axes.get(letter, ()))
 
     def tensor(self, t: Tensor) -> Tensor:
         """The tensor on mesh axes."""

@@ -2,7 +2,7 @@
 
     mesh        named axes, each made of pieces of the slice's physical axes
     residual    by dim (B, T or D) the mesh axes that cut the residual stream, major first
-    layouts     by component its program, and the role that each mesh axis plays in it
+    layouts     by component its program, and the role of each mesh axis
 
 `bind_layout` puts in the components themselves: their programs, and program axes instead of the roles' names. What then
 runs, step by step, is in `strategies.readers.bound`.
@@ -77,7 +77,7 @@ def mesh_of(slice_: Slice, pieces: Sequence[Sequence[Piece]], names: Sequence[st
 
 
 class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A component's program, and the role that each mesh axis plays in it (`-`: none).
+    """A component's program, and the role of each mesh axis (`-`: none).
 
     What follows from these a plan says besides: the component's layer `groups` and their `layers`; the dims of its
     cache in order; in which order positions lie over the shards of a cut cache; and `capacity`: C, the slots per expert
@@ -142,7 +142,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Assigned:
-    """A component's body and the program axis that each mesh axis plays (`-`: idle)."""
+    """A component's body and the program axis of each mesh axis (`-`: idle)."""
 
     component: Component
     body: Body
@@ -197,7 +197,7 @@ def _assigned(component: Component, given: ComponentLayout, names: Sequence[str]
 def lay_out(
     mesh: MeshAxes, cuts: Sequence[str], assigned: Sequence[Assigned], order: Sequence[str] | None = None
 ) -> BoundLayout:
-    """The layout in which each mesh axis cuts this of the residual and plays these program axes.
+    """The layout in which each mesh axis cuts this of the residual and is bound to these program axes.
 
     `order`: of the mesh axes, of which those count that cut one dim of the residual; None: `residual_order`.
     """

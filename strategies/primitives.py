@@ -31,7 +31,7 @@ class Primitive:
     """An operation.
 
     Checker:  `rule` is what it asks of its tensors; `options` the values that each of its options may have.
-    Binding:  `vanishes` where no mesh axis plays its axes: each result is its operand. `order`: its axes on a mesh, in
+    Binding:  `vanishes` where its axes have no mesh axis: each result is its operand. `order`: its axes on a mesh, in
               the order in which its bound tensors have them; None where the order does not matter.
     Cost:     `price`; `collectives`: the kinds that the price may ask for, and what each moves. `made`: the class of
               its results. `reads_ahead`: its weights can be read while hops of collectives pass. `hides`: over weights

@@ -3,7 +3,7 @@
 The residual stream `R` is cut by each mesh axis over D, over tokens (B or T), or not at all (`-`). A body reads
 `n` and gives `o`; each mesh axis cuts `n` over D, B, T or not at all, and may leave `o` a partial sum (`U`). So
 an axis's part in the reshard is a *pair*: from and to. One program with an axis for every pair covers every case;
-pairs that no mesh axis plays vanish, like roles.
+pairs of no mesh axis vanish, like roles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pairs(sources: str, targets: str) -> dict[str, str]:
 def axes_of_pairs(
     program: Program, ends: Sequence[str], residual: Sequence[str], names: Sequence[str]
 ) -> dict[str, Axes]:
-    """By program axis, the mesh axes that play its pair: axis `names[i]` does `ends[i]` to the body's input or output.
+    """By program axis, the mesh axes bound to its pair: axis `names[i]` does `ends[i]` to the body's input or output.
 
     `residual[i]` is what that mesh axis cuts of the residual. An entry of one position finds T no longer cut.
     """

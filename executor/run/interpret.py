@@ -1,7 +1,7 @@
 """Run layout programs step by step; the steps that run are the steps that were priced.
 
 `interpret` runs a bound program on the local arrays of one device, inside `jax.shard_map`. A program in which no mesh
-axis plays a role also runs on whole arrays, without `shard_map`.
+axis has a role also runs on whole arrays, without `shard_map`.
 """
 
 from __future__ import annotations

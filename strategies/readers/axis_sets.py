@@ -1,6 +1,6 @@
 """Sets of mesh axes by role, over many assignments (rows) at once, and the classes of rows that price alike.
 
-A row says of every mesh axis what *kind* it is of: the role it plays in a body, or the pair of ends in reshard. Rows
+A row says of every mesh axis what *kind* it is of: its role in a body, or its pair of ends in a reshard. Rows
 are many, but half of the mesh axes have few patterns of kinds; so sets of mesh axes and classes of rows are found for
 the patterns, and looked up for the rows.
 """
@@ -72,41 +72,41 @@ def _half(kinds: Kinds, number: int) -> AxisHalf:
 
 
 class Masks(Mapping[str, Ints]):
-    """The set of mesh axes that play each program axis, as bits [rows, 1]; found when asked for."""
+    """The set of mesh axes bound to each program axis, as bits [rows, 1]; found when asked for."""
 
     def __init__(self, role_sets: RoleSets, rows: Ints | None = None) -> None:
-        self.plays, self.rows = role_sets, rows
+        self.role_sets, self.rows = role_sets, rows
         self._found: dict[Axes, Ints] = {}
 
     def __getitem__(self, axis: str) -> Ints:
-        if axis not in self.plays.members:
+        if axis not in self.role_sets.members:
             raise KeyError(axis)
         return self.union((axis,))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.plays.members)
+        return iter(self.role_sets.members)
 
     def __len__(self) -> int:
-        return len(self.plays.members)
+        return len(self.role_sets.members)
 
     def union(self, axes: Axes) -> Ints:
-        """The mesh axes that play any of these; of none of them [1, 1]."""
+        """The mesh axes bound to any of these; of none of them [1, 1]."""
         if axes not in self._found:
-            self._found[axes] = self.plays.union(axes, self._index) if axes else np.zeros((1, 1), dtype=np.int64)
+            self._found[axes] = self.role_sets.union(axes, self._index) if axes else np.zeros((1, 1), dtype=np.int64)
         return self._found[axes]
 
     def take(self, rows: Ints) -> Masks:
         """For these rows only."""
-        return Masks(self.plays, rows if self.rows is None else self.rows[rows])
+        return Masks(self.role_sets, rows if self.rows is None else self.rows[rows])
 
     @cached_property
     def _index(self) -> list[Ints]:
-        halves = self.plays.halves
+        halves = self.role_sets.halves
         return [half.index if self.rows is None else half.index[self.rows] for half in halves]
 
 
 def masks_of_one(role_axes: Mapping[str, Iterable[int]], axes: int) -> Masks:
-    """Return the masks of a single layout: `playing` has, by program axis, the numbers of its mesh axes.
+    """Return the masks of a single layout: `role_axes` has, by program axis, the numbers of its mesh axes.
 
     >>> {axis: mask.tolist() for axis, mask in masks_of_one({"X": [0, 2], "Y": []}, 3).items()}
     {'X': [[5]], 'Y': [[0]]}
@@ -124,7 +124,7 @@ class _SingleMasks(Masks):
         self.sets = sets
 
     def union(self, axes: Axes) -> Ints:
-        """The mesh axes that play any of these: [1, 1]."""
+        """The mesh axes bound to any of these: [1, 1]."""
         if axes not in self._found:
             mask = 0
             for axis in axes:
@@ -134,9 +134,9 @@ class _SingleMasks(Masks):
 
 
 class RoleSets:
-    """Rows whose mesh axes are of kinds, in halves, and by program axis the kinds that play it, `members` [kinds].
+    """Rows whose mesh axes are of kinds, in halves, and by program axis its kinds, `members` [kinds].
 
-    Program axes that share a kind are played together by mesh axes of that kind.
+    Program axes that share a kind are bound together to mesh axes of that kind.
     """
 
     def __init__(self, parts: tuple[AxisHalf, AxisHalf], members: Mapping[str, Flags]) -> None:
@@ -146,7 +146,7 @@ class RoleSets:
         self._classes: dict[Unions, tuple[Ints, Ints]] = {}
 
     def union(self, axes: Axes, index: Sequence[Ints]) -> Ints:
-        """The set of mesh axes that play any of these in the rows of these patterns: [rows, 1]."""
+        """The set of mesh axes bound to any of these in the rows of these patterns: [rows, 1]."""
         first, second = (bits[where] for bits, where in zip(self._union(axes), index, strict=True))
         return np.asarray(first | second)[:, None]
 

@@ -106,7 +106,7 @@ class ArrayScope:
         return ArrayScope(self.program, self.masks.take(rows), sizes, self.rates, self.widths)
 
     def mask(self, axes: Axes) -> Ints:
-        """The set of mesh axes that play these program axes, as bits."""
+        """The set of mesh axes bound to these program axes, as bits."""
         return self.masks.union(axes)
 
     def ways(self, axes: Axes) -> Number:

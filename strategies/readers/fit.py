@@ -23,11 +23,11 @@ def fit_part(part: CheckedProgram, component: Component, rates: Rates, masks: Ma
         return ways_of(axes, masks, rates)
 
     def classes(unions: frozenset[Axes]) -> tuple[Ways, Ints]:
-        first, row = masks.plays.classes_of(frozenset(axes for axes in unions if axes), masks.rows)
-        here = masks.plays.masks.take(first)
+        first, row = masks.role_sets.classes_of(frozenset(axes for axes in unions if axes), masks.rows)
+        here = masks.role_sets.masks.take(first)
         return lambda axes: rates.n[here.union(axes)], row
 
-    rows = masks.plays.rows if masks.rows is None else len(masks.rows)
+    rows = masks.role_sets.rows if masks.rows is None else len(masks.rows)
     return fit(part.needs, component.dims, part.program.pad, batches, ways, rows, classes)
 
 

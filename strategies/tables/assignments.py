@@ -32,7 +32,7 @@ def assignments(
 ) -> tuple[Rows, RoleSets, list[Rejection]]:
     """Assignments of the body's roles to mesh axes, and what was ruled out while listing them.
 
-    `allowed[i]` are the program axes that mesh axis i may play. Every assignment that can run is listed, if it plays
+    `allowed[i]` are the program axes that mesh axis i may have. Every assignment that can run is listed, if it has
     no more than `most_roles` different roles (None: any number).
     """
     if most_roles is not None or np.prod([len(names) for names in allowed], dtype=float) <= LISTED_AT_ONCE:
@@ -99,7 +99,7 @@ def _has_any_role(rows: Rows, choices: Sequence[str], axes: frozenset[str]) -> N
 
 
 def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
-    """Rows in which some mesh axis plays a role that the program requires; without it the program is another's."""
+    """Rows in which some mesh axis has a role that the program requires; without it the program is another's."""
     required = _required(body)
     return rows[_has_any_role(rows, choices, required)] if required else rows
 
@@ -110,13 +110,13 @@ def enumerate_rows(choices: int, axes: int) -> Rows:
 
 
 def role_sets_of(rows: Rows, choices: Sequence[str]) -> RoleSets:
-    """Return which mesh axes play each program axis, where rows [rows, mesh axes] are of indices into these choices."""
+    """Return the mesh axes of each program axis, where rows [rows, mesh axes] are of indices into these choices."""
     number = np.arange(len(choices))
     return RoleSets(halves(rows), {axis: number == i for i, axis in enumerate(choices) if axis != IDLE})
 
 
 def masks_of(rows: Rows, choices: Sequence[str]) -> Masks:
-    """For each program axis, the set of mesh axes that play it, as bits: [rows, 1]."""
+    """For each program axis, the set of mesh axes bound to it, as bits: [rows, 1]."""
     return role_sets_of(rows, choices).masks
 
 

@@ -25,7 +25,7 @@ class PriceTable:
 
     Seconds are of one layer, `wait_s` as in `Totals`, `spare_s` its `room_s`;
     `stored_bytes` (weights and cache) are of all the component's layers, per device. `scopes` are those of the
-    body's parts over all rows that `plays` lists, of which `alive` are the table's.
+    body's parts over all rows that `role_sets` lists, of which `alive` are the table's.
     """
 
     body: Body
@@ -38,7 +38,7 @@ class PriceTable:
     stored_bytes: Floats
     rejected: tuple[tuple[str, str, int, dict[str, float]], ...]
     evaluations: int
-    plays: RoleSets
+    role_sets: RoleSets
     alive: Ints
     scopes: tuple[tuple[CheckedProgram, ArrayScope], ...]
 
@@ -46,7 +46,7 @@ class PriceTable:
         """The most bytes of activations that live at once, [rows, columns] of those asked for: few need to be."""
         peak: Number = np.zeros((1, 1))
         for part, scope in self.scopes:
-            peak = np.maximum(peak, peak_shared(scope, part.needs, self.plays, self.alive[rows], columns))
+            peak = np.maximum(peak, peak_shared(scope, part.needs, self.role_sets, self.alive[rows], columns))
         return np.broadcast_to(peak, (len(rows), len(columns)))
 
 
@@ -59,9 +59,9 @@ def price_body(
     allowed: Sequence[frozenset[str]],
     most_roles: int | None = None,
 ) -> PriceTable:
-    """Price every assignment of a body that plays no more than `most_roles` different roles (None: any number).
+    """Price every assignment of a body with no more than `most_roles` different roles (None: any number).
 
-    `allowed[i]` are the program axes that mesh axis i may play.
+    `allowed[i]` are the program axes that mesh axis i may have.
     """
     choices = (*body.axes, IDLE)
     rows, role_sets, before = assignments(component, body, rates, batches, tuple(allowed), most_roles)
