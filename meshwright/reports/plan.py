@@ -107,7 +107,8 @@ def layout_lines(plan: Plan) -> list[str]:
 
 def legend_of(plans: Sequence[Plan]) -> Lines:
     """Return how the layouts of these plans are to be read: every word that they use."""
-    words = [line for plan in plans for line in layout_lines(plan)[1:]]
+    shown = [(plan, layout) for plan in plans for layout in plan.layouts if layout.component.startswith(_SHOWN)]
+    words = [layout_words(layout, plan.mesh) for plan, layout in shown]
     lines = [
         "mesh a4 b2: mesh axes a and b, of 4 and 2 devices; heads 4 x batch 2: cut over 4 devices, each of which is "
         "cut over 2; KV: the cut of the cache over the same axes in the same order",
