@@ -96,14 +96,20 @@ class Component:
 
 
 def entry_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
-    """The reshard from the residual to a component's input."""
+    """The reshard from the residual to a component's input: the programs, checked.
+
+    They gather, slice or move what the component's input needs, and apply the norm before it.
+    """
     if component.kind == "vocab" and phase == "prefill":
         return (_part(residual_program.last_position()), _part(residual_program.entry(phase, True, component.norm)))
     return (_part(residual_program.entry(phase, False, component.norm)),)
 
 
 def exit_parts(component: Component, phase: str) -> tuple[CheckedProgram, ...]:
-    """The reshard from a component's output back to the residual."""
+    """The reshard from a component's output back to the residual: the programs, checked.
+
+    They reduce its partial sums, cut the sum as the residual stream is cut, and add it.
+    """
     return (_part(residual_program.leave(phase, component.kind != "vocab")),)
 
 

@@ -150,7 +150,10 @@ def _header_tensor(header: dict[str, tuple[int, str]], key: str, source: str) ->
 
 
 def specialise(program: Program, features: frozenset[str]) -> Program:
-    """The program without the lines whose `when` condition the model does not meet, and without the conditions."""
+    """The program without the lines whose `when` condition the model does not meet, and without the conditions.
+
+    `features` are those of a layer group: `gated` or `plain`, `qk_norm`, `qkv_bias`, `o_bias`, `bias`.
+    """
     steps = tuple(
         replace(s, options=tuple(o for o in s.options if o[0] != "when"))
         for s in program.steps

@@ -86,22 +86,25 @@ def fused(step: Step, scope: Scope) -> Work:
 
 
 def all_gather(step: Step, scope: Scope) -> Work:
-    """V = bytes of the results."""
+    """V = bytes of the results: what a device holds of all shards together afterwards.
+
+    Its seconds follow from V, the number of shards and the slice's links: see `mesh.collectives`.
+    """
     return Work(comms=(Comm("AllGather", step.axes, _total(step.outputs, scope)),))
 
 
 def reduce_scatter(step: Step, scope: Scope) -> Work:
-    """V = bytes of the partial sums."""
+    """V = bytes of the partial sums: what a device holds before, of which it keeps one shard."""
     return Work(comms=(Comm("ReduceScatter", step.axes, _total(step.inputs, scope)),))
 
 
 def all_reduce(step: Step, scope: Scope) -> Work:
-    """V = bytes of the partial sums."""
+    """V = bytes of the partial sums, which is also the size of the result; priced as ReduceScatter and AllGather."""
     return Work(comms=(Comm("AllReduce", step.axes, _total(step.inputs, scope)),))
 
 
 def all_to_all(step: Step, scope: Scope) -> Work:
-    """V = bytes over the whole group."""
+    """V = bytes over the whole group: one device's part times the number of devices."""
     return Work(comms=(Comm("AllToAll", step.axes, _total(step.inputs, scope) * scope.ways(step.axes)),))
 
 

@@ -193,7 +193,11 @@ class StepCost:
 
 
 def price_steps(scope: ArrayScope, fast: Speeds) -> Iterator[StepCost]:
-    """Every step of the scope's program, priced in order."""
+    """Every step of the scope's program, priced in order.
+
+    Each `StepCost` has FLOPs, HBM bytes and seconds on one device, [rows, columns] where the scope is of many
+    assignments and batches, and the collectives of the step with their V in bytes.
+    """
     return (price_step(step, scope, fast) for step in scope.program.steps)
 
 

@@ -17,7 +17,7 @@ from strategies.readers.cost import ArrayScope, Speeds
 
 
 def weight_bytes(scope: ArrayScope) -> Number:
-    """Bytes of the program's weights on one device."""
+    """Bytes of the program's weights on one device, in the dtype of weights: [rows, 1]."""
     return sum((scope.nbytes(t) for t in scope.program.arguments if t.name in scope.program.weights), 0.0)
 
 
@@ -71,7 +71,11 @@ class Moment:
 
 @cache
 def moments(program: Program) -> tuple[Moment, ...]:
-    """Return the live tensors of each step: operands live until their last use; stored tensors are left out."""
+    """Return the live tensors of each step: operands live until their last use; stored tensors are left out.
+
+    The largest sum over moments is the working set (`peak_activation_bytes`). The program's input lives from the start,
+    its output to the end.
+    """
     last = {t.name: i for i, s in enumerate(program.steps) for t in s.inputs} | {
         program.output.name: len(program.steps)
     }

@@ -20,7 +20,12 @@ from strategies.rules.common import (
 
 
 def einsum(step: Step) -> Sequence[WholeIfCut]:
-    """Shared dims are cut alike; a contracted dim that is cut leaves {U}."""
+    """Shared dims are cut alike; a contracted dim that is cut leaves {U}.
+
+    h[B, F_Y] {U_X} = n[B, D_X] * Wi[D_X, F_Y]    D is contracted and cut by X: each shard has a part of the sum
+
+    A partial sum may be multiplied only by what is whole over its axes. Raises `Broken` otherwise.
+    """
     takes(step, 2)
     (a, b), (out,) = step.inputs, step.outputs
     shared = [d for d in a.names if d in b.names]
@@ -55,13 +60,19 @@ def einsum(step: Step) -> Sequence[WholeIfCut]:
 
 
 def split(step: Step) -> Sequence[WholeIfCut]:
-    """N -> K, M."""
+    """Heads become groups: N -> K, M, cut by the same axes, those of K first.
+
+    Q[B, K_Y, M_V, H] = Split(Q[B, N_YV, H])
+    """
     takes(step, 1)
     return _split_merge(step, step.inputs[0], step.outputs[0])
 
 
 def merge(step: Step) -> Sequence[WholeIfCut]:
-    """K, M -> N."""
+    """Groups become heads again: K, M -> N, the reverse of `split`.
+
+    O[B, N_YV, H] = Merge(O[B, K_Y, M_V, H])
+    """
     takes(step, 1)
     return _split_merge(step, step.outputs[0], step.inputs[0])
 
@@ -88,7 +99,10 @@ def _split_merge(step: Step, whole: Tensor, parts: Tensor) -> Sequence[WholeIfCu
 
 
 def rename(step: Step) -> Sequence[WholeIfCut]:
-    """T -> S: the same data under another tensor name, or with T called S."""
+    """T -> S: the same data under another tensor name, or with T called S.
+
+    Kc[B, S_W, K, H] = Rename(k[B, T_W, K, H])    a prompt's keys become its cache
+    """
     takes(step, 1)
     (a,), (b,) = step.inputs, step.outputs
     cuts = [d.axes for d in a.dims] == [d.axes for d in b.dims]
@@ -114,7 +128,10 @@ def elementwise(operands: int) -> Rule:
 
 
 def add(step: Step) -> Sequence[WholeIfCut]:
-    """Identical types; partial sums over the same axes may be added."""
+    """Identical types; partial sums over the same axes may be added.
+
+    R[B_Y, D_X] = Add(R[B_Y, D_X], o[B_Y, D_X])    the residual stream and a component's output
+    """
     takes(step, 2)
     for tensor in step.inputs:
         need(not tensor.triple, f"needs a combined softmax; got {tensor}: use AttendReduce or AttendScatter first")
@@ -135,7 +152,10 @@ def bias(step: Step) -> Sequence[WholeIfCut]:
 
 
 def sum_over_d(step: Step) -> Sequence[WholeIfCut]:
-    """Sum, or sum of squares, over D; a cut D leaves {U}."""
+    """Sum, or sum of squares, over D; a cut D leaves {U}.
+
+    q[B] {U_X} = SumSq(R[B, D_X])    the statistic of an RMS norm, to be reduced over X
+    """
     takes(step, 1)
     (x,), (out,) = step.inputs, step.outputs
     must_be_complete(x)
@@ -168,7 +188,10 @@ def head_norm(step: Step) -> Sequence[WholeIfCut]:
 
 
 def rope(step: Step) -> Sequence[WholeIfCut]:
-    """Rotates each head by its position; needs H whole, and positions cut as the tokens are."""
+    """Rotates each head by its position; needs H whole, and positions cut as the tokens are.
+
+    k[B_Y, K_X, H] = Rope(k[B_Y, K_X, H], pos[B_Y])
+    """
     takes(step, 2)
     x, pos = step.inputs
     must_follow_tokens(pos, x)

@@ -18,7 +18,12 @@ from strategies.rules.common import (
 
 
 def append(step: Step) -> Sequence[WholeIfCut]:
-    """The new entry goes to the cache shard that owns its position, in place."""
+    """The new entry goes to the cache shard that owns its position, in place.
+
+    Kc[B_Y, K_X, S_W, H] = Append(Kc[B_Y, K_X, S_W, H], k[B_Y, K_X, H], pos[B_Y])
+
+    The entry is whole over the axes that cut S: every shard has it, and one stores it.
+    """
     takes(step, 3)
     cache, new, pos = step.inputs
     for tensor in (cache, new):
@@ -50,7 +55,12 @@ def _attention_types(step: Step) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attend(step: Step) -> Sequence[WholeIfCut]:
-    """Blockwise attention; a cut S leaves the triple {A} of max, sum and output."""
+    """Blockwise attention; a cut S leaves the triple {A} of max, sum and output.
+
+    O[B, K_X, M, H] {A_W} = Attend(Q[B, K_X, M, H], Kc[B, K_X, S_W, H], Vc[B, K_X, S_W, H], pos[B])
+
+    Queries are cut as the cache in B and K; each shard of S attends to its part of the keys.
+    """
     q, k, out = _attention_types(step)
     must_match(Tensor(out.name, q.dims, (), k.axes("S")), out)
     return ()
@@ -75,14 +85,20 @@ def _without_softmax_state(step: Step) -> tuple[Tensor, Tensor]:
 
 
 def attend_reduce(step: Step) -> Sequence[WholeIfCut]:
-    """Combines the triple over sequence axes; every shard gets the result."""
+    """Combines the triple over sequence axes; every shard gets the result.
+
+    O[B, N, H] = AttendReduce_W(O[B, N, H] {A_W})
+    """
     a, b = _without_softmax_state(step)
     need(a.dims == b.dims, f"keeps the cut; required the dims of {a}, got {b}")
     return ()
 
 
 def attend_scatter(step: Step) -> Sequence[WholeIfCut]:
-    """Combines the triple over sequence axes, which become a suffix of one dim."""
+    """Combines the triple over sequence axes, which become a suffix of one dim.
+
+    O[B, N_W, H] = AttendScatter_W(O[B, N, H] {A_W})
+    """
     a, b = _without_softmax_state(step)
     must_gain_suffix(step, a, b)
     return ()

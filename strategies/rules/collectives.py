@@ -19,7 +19,10 @@ from strategies.rules.common import (
 
 
 def all_gather(step: Step) -> Sequence[WholeIfCut]:
-    """Drops suffixes of one or more dims."""
+    """Drops suffixes of one or more dims.
+
+    a[B, F] = AllGather_Y(a[B, F_Y])    every shard of Y gets the whole of F
+    """
     for a, b in operand_pairs(step):
         keeps_names(a, b)
         keeps_marks(a, b)
@@ -37,7 +40,10 @@ def all_gather(step: Step) -> Sequence[WholeIfCut]:
 
 
 def reduce_scatter(step: Step) -> Sequence[WholeIfCut]:
-    """Axes of {U} become a suffix of one dim."""
+    """Axes of {U} become a suffix of one dim.
+
+    o[B_Y, D] = ReduceScatter_Y(o[B, D] {U_Y})    each shard of Y gets the sum of its part of B
+    """
     for a, b in operand_pairs(step):
         need(set(step.axes) <= set(a.partial), f"needs {listed(step.axes)} in {{U}}, got {a}")
         left = set(a.partial) - set(step.axes)
@@ -48,7 +54,10 @@ def reduce_scatter(step: Step) -> Sequence[WholeIfCut]:
 
 
 def all_reduce(step: Step) -> Sequence[WholeIfCut]:
-    """Axes of {U} vanish: all of them or a part."""
+    """Axes of {U} vanish: all of them or a part.
+
+    o[B, D] = AllReduce_Y(o[B, D] {U_Y})    every shard of Y gets the whole sum
+    """
     for a, b in operand_pairs(step):
         need(set(step.axes) <= set(a.partial), f"needs {listed(step.axes)} in {{U}}, got {a}")
         need(a.dims == b.dims, f"keeps the cut; required the dims of {a}, got {b}")
@@ -59,7 +68,10 @@ def all_reduce(step: Step) -> Sequence[WholeIfCut]:
 
 
 def all_to_all(step: Step) -> Sequence[WholeIfCut]:
-    """Moves a suffix from one dim to another."""
+    """Moves a suffix from one dim to another.
+
+    Q[B_Z, N, H] = AllToAll_Z(Q[B, N_Z, H])    each shard of Z gives its heads for a part of the batch
+    """
     for a, b in operand_pairs(step):
         keeps_names(a, b)
         keeps_marks(a, b)
@@ -83,7 +95,10 @@ def all_to_all(step: Step) -> Sequence[WholeIfCut]:
 
 
 def slice_(step: Step) -> Sequence[WholeIfCut]:
-    """A replicated tensor is cut: suffixes appear; nothing moves."""
+    """A replicated tensor is cut: suffixes appear; nothing moves.
+
+    k[B_Z, K, H] = Slice_Z(k[B, K, H])    each shard of Z keeps its part
+    """
     for a, b in operand_pairs(step):
         keeps_names(a, b)
         keeps_marks(a, b)

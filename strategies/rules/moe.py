@@ -41,7 +41,10 @@ def _routed(routing: Tensor, tokens: Tensor) -> None:
 
 
 def dispatch(step: Step) -> Sequence[WholeIfCut]:
-    """Tokens go to the slots of their experts; C is cut by the axes that cut the tokens, in any order."""
+    """Tokens go to the slots of their experts; C is cut by the axes that cut the tokens, in any order.
+
+    Each of E experts has C slots per device group; a token takes k of them. Its result is `[E, C, D]`.
+    """
     takes(step, 2)
     (x, choice), (out,) = step.inputs, step.outputs
     must_be_complete(x)
@@ -59,7 +62,10 @@ def dispatch(step: Step) -> Sequence[WholeIfCut]:
 
 
 def combine(step: Step) -> Sequence[WholeIfCut]:
-    """Weighted sum of each token's experts; linear, so partial sums pass; a cut E leaves {U}."""
+    """Weighted sum of each token's experts; linear, so partial sums pass; a cut E leaves {U}.
+
+    A shard that has some of the experts sums what these give its tokens; {U} is then reduced over the axes of E.
+    """
     takes(step, 3)
     (y, weight, choice), (out,) = step.inputs, step.outputs
     need(not (y.triple or out.triple), f"needs a combined softmax; got {y} -> {out}")

@@ -9,7 +9,10 @@ from strategies.rules.common import Broken, WholeIfCut, must_be_complete, must_m
 
 
 def lookup(step: Step) -> Sequence[WholeIfCut]:
-    """Rows of a table; a cut V leaves {U}."""
+    """Rows of a table; a cut V leaves {U}.
+
+    x[B, D] {U_Y} = Lookup(tok[B], Em[V_Y, D])    the shard that has a token's row gives it, the others zeros
+    """
     takes(step, 2)
     (token, table), (out,) = step.inputs, step.outputs
     for tensor in (token, table):

@@ -105,7 +105,11 @@ def _required_rows(rows: Rows, body: Body, choices: Sequence[str]) -> Rows:
 
 
 def enumerate_rows(choices: int, axes: int) -> Rows:
-    """Every assignment of `choices` roles to `axes` mesh axes."""
+    """Every assignment of `choices` roles to `axes` mesh axes: [choices ** axes, axes], indices of choices.
+
+    >>> enumerate_rows(2, 2).tolist()
+    [[0, 0], [0, 1], [1, 0], [1, 1]]
+    """
     return np.indices((choices,) * axes, dtype=np.int8).reshape(axes, choices**axes).T
 
 
