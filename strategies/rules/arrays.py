@@ -22,7 +22,7 @@ from strategies.rules.common import (
 def einsum(step: Step) -> Sequence[WholeIfCut]:
     """Shared dims are cut alike; a contracted dim that is cut leaves {U}.
 
-    h[B, F_Y] {U_X} = n[B, D_X] * Wi[D_X, F_Y]    D is contracted and cut by X: each shard has a part of the sum
+        h[B, F_Y] {U_X} = n[B, D_X] * Wi[D_X, F_Y]    D is contracted and cut by X: each shard has a part of the sum
 
     A partial sum may be multiplied only by what is whole over its axes. Raises `Broken` otherwise.
     """

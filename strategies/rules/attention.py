@@ -20,7 +20,7 @@ from strategies.rules.common import (
 def append(step: Step) -> Sequence[WholeIfCut]:
     """The new entry goes to the cache shard that owns its position, in place.
 
-    Kc[B_Y, K_X, S_W, H] = Append(Kc[B_Y, K_X, S_W, H], k[B_Y, K_X, H], pos[B_Y])
+        Kc[B_Y, K_X, S_W, H] = Append(Kc[B_Y, K_X, S_W, H], k[B_Y, K_X, H], pos[B_Y])
 
     The entry is whole over the axes that cut S: every shard has it, and one stores it.
     """
@@ -57,7 +57,7 @@ def _attention_types(step: Step) -> tuple[Tensor, Tensor, Tensor]:
 def attend(step: Step) -> Sequence[WholeIfCut]:
     """Blockwise attention; a cut S leaves the triple {A} of max, sum and output.
 
-    O[B, K_X, M, H] {A_W} = Attend(Q[B, K_X, M, H], Kc[B, K_X, S_W, H], Vc[B, K_X, S_W, H], pos[B])
+        O[B, K_X, M, H] {A_W} = Attend(Q[B, K_X, M, H], Kc[B, K_X, S_W, H], Vc[B, K_X, S_W, H], pos[B])
 
     Queries are cut as the cache in B and K; each shard of S attends to its part of the keys.
     """
