@@ -30,7 +30,7 @@ def check(program: Program) -> Requirements:
     """Check header and steps; raise `LayoutError` at the first that breaks a rule.
 
     Every step's result must be the type that its operation's rule gives for its operands (`strategies.rules`), and
-    every tensor must be read as it was written. The answer has the conditions on sizes: which axes must divide which dims.
+    every tensor must be read as it was written. The answer has the conditions on sizes: axes that must divide a dim.
     """
     _check_ends(program)
     known: dict[str, Tensor] = {program.input.name: program.input}

@@ -20,7 +20,7 @@ def fit_part(part: CheckedProgram, component: Component, rates: Rates, masks: Ma
     """Sizes of a part's dims for every row, and which rows are possible.
 
     `masks`: the mesh axes of each program axis, by row. `batches`: [1, columns] or [rows, columns]. Dims that the
-    program may pad grow to the next multiple, by at most 25%; a dim of another kind that does not divide rules the row out.
+    program may pad grow to the next multiple, by at most 25%; another dim that does not divide rules the row out.
     """
 
     def ways(axes: Axes) -> Ints:
