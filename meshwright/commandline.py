@@ -138,7 +138,9 @@ class Command(click.Command):
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an argument that is wrong is called by its option."""
+        """Run the command; an argument that is wrong is called by its option. `--wide` is the style of a table."""
+        if ctx.params.pop("wide", False) and ctx.params["style"] == "table":
+            ctx.params["style"] = "wide"
         try:
             return super().invoke(ctx)
         except InputError as error:

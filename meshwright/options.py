@@ -149,14 +149,9 @@ WIDE = flag("--wide", "Tables as wide as they are, with the mesh and the roles i
 OUTPUT = option("-o --output", "FILE", "Also write the JSON to this file.")
 
 
-def format_of(*more: str, default: str = "table") -> click.Option:
-    """Make `--format`, of the formats that all commands take, and more."""
-    return choice("--format style", (*FORMATS, *more), "How to print.", default=default)
-
-
-def wide_or(style: str, wide: bool) -> str:
-    """Return the style of the answer: `wide` for tables of that width."""
-    return "wide" if wide and style == "table" else style
+def format_of(*more: str, default: str = "table") -> tuple[click.Option, click.Option]:
+    """Make `--format`, of the formats that all commands take, and more; and `--wide`, of tables."""
+    return choice("--format style", (*FORMATS, *more), "How to print.", default=default), WIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +186,11 @@ def asked_of(given: Mapping[str, Any]) -> Asked:
     """Sort the options of a command that searches; options that were not given are left out of the keywords."""
     rest = {name: value for name, value in given.items() if value is not None and value != ()}
     targets = Targets(**{name: rest.pop(name) for name in LIMITS if name in rest})
-    style = wide_or(rest.pop("style"), rest.pop("wide", False))
     return Asked(
         model=rest.pop("model"),
         slices=rest.pop("slices", ()),
         progress=rest.pop("progress"),
         output=rest.pop("output", None),
-        style=style,
+        style=rest.pop("style"),
         options=rest | {"targets": targets},
     )

@@ -14,7 +14,7 @@ from meshwright.output import show
     CONTEXT,
     *DTYPES,
     CHIP_FILE,
-    format_of(),
+    *format_of(),
 )
 def book(
     *, model: str, slice_: str, batch: int, context: int, chip_file: str | None, style: str, **dtypes: str | None

@@ -14,7 +14,7 @@ from meshwright.output import check_output, finish, progress_line
     flag("--quick", "Rough, and several times quicker."),
     PROGRESS,
     option("-o --output", "CHIP.TOML", "The chip file."),
-    format_of(),
+    *format_of(),
 )
 def calibrate(*, devices: str, count: int | None, quick: bool, progress: str, output: str | None, style: str) -> None:
     """Measure the devices of this machine, and write them as a chip file, which --chip-file takes.

@@ -14,7 +14,6 @@ from meshwright.options import (
     PROGRESS,
     SLICES,
     STEP,
-    WIDE,
     WORKERS,
     Asked,
     format_of,
@@ -36,8 +35,7 @@ from meshwright.output import check_output, finish, progress_line, say_nothing
     WORKERS,
     PROGRESS,
     OUTPUT,
-    format_of(),
-    WIDE,
+    *format_of(),
 )
 def fits(asked: Asked) -> int:
     """Find the largest batch and the largest context that fit each slice, and what runs out.

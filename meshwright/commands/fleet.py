@@ -17,7 +17,6 @@ from meshwright.options import (
     OUTPUT,
     PRICES,
     PROGRESS,
-    WIDE,
     WORKERS,
     Asked,
     counts,
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
     option("--solver-seconds", "S", "Where CP-SAT is ended; its best so far counts.", read=number),
     PROGRESS,
     OUTPUT,
-    format_of(),
-    WIDE,
+    *format_of(),
 )
 def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int:
     """Find the cheapest prefill and decode servers for a traffic, within a quota of chips. Exit 1: there are none.

@@ -21,15 +21,13 @@ from meshwright.options import (
     PLAN_FILE,
     SLICE,
     WEIGHTS,
-    WIDE,
     format_of,
-    wide_or,
 )
 from meshwright.output import ended, finish, show
 
 
-@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), WIDE, format_of())
-def models(*, name: str | None, wide: bool, style: str) -> None:
+@command(Argument("name", "[NAME|FILE|FOLDER]", "Show this one in full.", required=False), *format_of())
+def models(*, name: str | None, style: str) -> None:
     """List the built-in models, or show one in full.
 
     \b
@@ -43,15 +41,15 @@ def models(*, name: str | None, wide: bool, style: str) -> None:
         show(
             [report_models.as_value(model) for model in every],
             lambda: report_models.models(every),
-            wide_or(style, wide),
+            style,
         )
     else:
         model = load_model(name)
-        show(report_models.as_value(model), lambda: report_models.model(model), wide_or(style, wide))
+        show(report_models.as_value(model), lambda: report_models.model(model), style)
 
 
-@command(Argument("name", "[NAME]", "Show this one in full.", required=False), WIDE, format_of())
-def chips(*, name: str | None, wide: bool, style: str) -> None:
+@command(Argument("name", "[NAME]", "Show this one in full.", required=False), *format_of())
+def chips(*, name: str | None, style: str) -> None:
     """List the chips, or show one in full with its sources and its slices.
 
     \b
@@ -62,10 +60,10 @@ def chips(*, name: str | None, wide: bool, style: str) -> None:
 
     if name is None:
         every = [load_chip(builtin) for builtin in chip_names()]
-        show(every, lambda: report_chips.chips(every), wide_or(style, wide))
+        show(every, lambda: report_chips.chips(every), style)
     else:
         chip = load_chip(name)
-        show(chip, lambda: report_chips.chip(chip), wide_or(style, wide))
+        show(chip, lambda: report_chips.chip(chip), style)
 
 
 @command(
@@ -78,7 +76,7 @@ def chips(*, name: str | None, wide: bool, style: str) -> None:
     option("--compute", "DTYPE", "Dtype of the matmuls.", default="bf16"),
     option("--kv-heads", "K", "KV heads in the cache; the weights stay.", read=whole),
     CHIP_FILE,
-    format_of(),
+    *format_of(),
 )
 def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
     """Print each batch's step time if all were cut evenly and ICI were free, and where HBM ends.
@@ -104,11 +102,10 @@ def roofline(*, model: str, slice_: str, style: str, **given: Any) -> None:
     *DTYPES,
     *FILES,
     CONSTANTS,
-    WIDE,
     OUTPUT,
-    format_of(),
+    *format_of(),
 )
-def price(*, model: str, slice_: str, layout: str, wide: bool, output: str | None, style: str, **given: Any) -> int:
+def price(*, model: str, slice_: str, layout: str, output: str | None, style: str, **given: Any) -> int:
     """Price one given layout, without a search.
 
     \b
@@ -118,12 +115,12 @@ def price(*, model: str, slice_: str, layout: str, wide: bool, output: str | Non
     from planner import api
 
     plans = api.price(model, slice_, layout, **given)
-    finish(plans, lambda: report(plans), wide_or(style, wide), output)
+    finish(plans, lambda: report(plans), style, output)
     return ended(plans)
 
 
-@command(PLAN_FILE, PICK, WIDE, format_of())
-def explain(*, file: str, pick: int, wide: bool, style: str) -> None:
+@command(PLAN_FILE, PICK, *format_of())
+def explain(*, file: str, pick: int, style: str) -> None:
     """Print every step of a plan in the book's notation with sizes, bytes, time and bound; and its memory.
 
     \b
@@ -134,12 +131,12 @@ def explain(*, file: str, pick: int, wide: bool, style: str) -> None:
 
     path = Path(file)
     chosen = pick_plan(read_plan(path), path, pick)
-    show(chosen, lambda: explanation(chosen), wide_or(style, wide))
+    show(chosen, lambda: explanation(chosen), style)
 
 
 @command(
     Argument("name", "[plan|fits|sensitivity|report|validation]", "Of which file.", required=False, default="plan"),
-    format_of(default="json"),
+    *format_of(default="json"),
 )
 def schema(*, name: str, style: str) -> None:
     """Print the JSON Schema of a plan file, or of what `verify` or `validate` reports.

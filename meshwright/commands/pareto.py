@@ -20,7 +20,6 @@ from meshwright.options import (
     PROGRESS,
     SLICES,
     STEP,
-    WIDE,
     WORKERS,
     Asked,
     counts_or_auto,
@@ -56,8 +55,7 @@ SUFFIXES = ("json", "csv", "svg", "png", "html")
     WORKERS,
     PROGRESS,
     option("-o --output", "FILE", "Also write it: .json, .csv, or a plot: .svg, .png, .html."),
-    format_of("csv"),
-    WIDE,
+    *format_of("csv"),
 )
 def pareto(asked: Asked) -> int:
     """Find the frontier of latency against throughput per chip, and cost, over slices and batches.

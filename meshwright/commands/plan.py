@@ -17,7 +17,6 @@ from meshwright.options import (
     PHASE,
     PROGRESS,
     SLICES,
-    WIDE,
     WORKERS,
     Asked,
     counts,
@@ -81,9 +80,8 @@ NUM_SLICES = option(
     *SERVING.values(),
     NUM_SLICES,
     flag("--rejected", "Show what was ruled out, why, and how often."),
-    WIDE,
     OUTPUT,
-    format_of(),
+    *format_of(),
 )
 def plan(asked: Asked, rejected: bool) -> int:
     """Find the best layouts of a model on one or several slices, and say why they are.

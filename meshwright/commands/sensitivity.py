@@ -18,7 +18,7 @@ from meshwright.output import check_output, finish, progress_line
     CUTS,
     PROGRESS,
     OUTPUT,
-    format_of(),
+    *format_of(),
 )
 def sensitivity(*, file: str, progress: str, output: str | None, style: str, **given: Any) -> None:
     """Say what a little less or more of each hardware number does to a plan's choice.

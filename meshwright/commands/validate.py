@@ -21,7 +21,7 @@ TARGETS_MISSED = 1
     choice("--progress", ("auto", "never"), "Progress on stderr, if a terminal.", default="auto"),
     option("-o --output", "FILE", "Also write it to this file; svg: only there."),
     option("--error-bars bars", "FILE", "Also write the error bars that plans carry."),
-    format_of("svg"),
+    *format_of("svg"),
 )
 def validate(
     *, sets: tuple[str, ...], data: str | None, progress: str, output: str | None, bars: str | None, style: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh.errors import InputError
 from meshwright.commandline import choice, command, flag, number, option, words
-from meshwright.options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS
+from meshwright.options import FILES, OUTPUT, PICK, PLAN_FILE, PROGRESS, WIDE
 from meshwright.output import finish, progress_line
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ HOSTS = ("coordinator", "processes", "process_id", "distributed", "timeout")
     PROGRESS,
     OUTPUT,
     choice("--format style", ("table", "json", "junit", "markdown"), "How to print.", default="table"),
+    WIDE,
     option(
         "--coordinator",
         "HOST:PORT",

@@ -127,3 +127,29 @@ def test_text_in_a_pipe_is_plain_and_of_100_columns(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", "wide")
     assert terminal() == (100, False)
     assert render([Lines("Notes", ["a"])], "table", bold=True) == "\x1b[1mNotes\x1b[0m\n  a\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "column"),
+    [
+        ("sensitivity PLAN", "elasticity"),
+        ("roofline llama-2-13b --slice v5e:4x4", "KV GB"),
+        ("models", "max context"),
+        ("chips", "hop us"),
+        ("explain PLAN", "MLP"),
+        ("fits llama-3.1-8b --slice v5e:2x2", "attention"),
+    ],
+)
+def test_wide_shows_the_columns_that_a_table_leaves_out(
+    command: str, column: str, plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command takes `--wide`, which has these columns and no limit of width."""
+
+    def headers(*more: str) -> list[str]:
+        assert meshwright.main([*(word.replace("PLAN", str(plan_file)) for word in command.split()), *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
+        return re.split(" {2,}", lines[rule - 1].strip())
+
+    assert column not in headers()
+    assert column in headers("--wide")
