@@ -90,11 +90,11 @@ def terminal() -> tuple[int, bool]:
 
 def show_nothing(nothing: NothingFits, style: str) -> int:
     """Print the rejections to stdout and, in one line on stderr, why nothing fits; return the exit code."""
-    from meshwright.reports.nothing import as_json, blocks, line
+    from meshwright.reports.plan import nothing_as_json, nothing_line, rejected_table
 
     if nothing.rejected or style == "json":
-        show(as_json(nothing), lambda: blocks(nothing), style)
-    return say_nothing(line(nothing))
+        show(nothing_as_json(nothing), lambda: [rejected_table(nothing.rejected)], style)
+    return say_nothing(nothing_line(nothing))
 
 
 def say_nothing(why: str) -> int:

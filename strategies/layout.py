@@ -76,6 +76,11 @@ def mesh_of(slice_: Slice, pieces: Sequence[Sequence[Piece]], names: Sequence[st
     )
 
 
+def has_cache(component: str) -> bool:
+    """Return whether a component of this name has a KV cache, as attention and parallel blocks have."""
+    return component.startswith(("attention", "block"))
+
+
 class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A component's program, and the role of each mesh axis (`-`: none).
 
@@ -95,8 +100,8 @@ class ComponentLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cached(self) -> bool:
-        """Return whether the component has a KV cache, as attention and parallel blocks have."""
-        return self.component.startswith(("attention", "block"))
+        """Return whether the component has a KV cache."""
+        return has_cache(self.component)
 
     def cuts_over(self, mesh: MeshAxes) -> list[tuple[str, int]]:
         """Return each role with the devices over which it holds: those of most devices first, idle axes last.

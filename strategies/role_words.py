@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from strategies.components import IDLE
-from strategies.layout import ComponentLayout, MeshAxes
+from strategies.layout import ComponentLayout, MeshAxes, has_cache
 
 Cut = tuple[str, int]
 """A role of the notation, and over how many devices it holds."""
@@ -154,9 +154,7 @@ def letters_in_words(component: str, text: str) -> str:
     named = bool(rest) and not rest.partition(",")[0].isdecimal()
     roles = rest if named else text
     cuts = [] if roles == "whole" else [_entry(entry) for entry in roles.split(", ")]
-    words = in_words(
-        [(IDLE if role == "idle" else role, ways) for role, ways in cuts], component.startswith(("attention", "block"))
-    )
+    words = in_words([(IDLE if role == "idle" else role, ways) for role, ways in cuts], has_cache(component))
     return f"{program}: {words}" if named else words
 
 

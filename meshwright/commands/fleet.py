@@ -77,8 +77,8 @@ def fleet(asked: Asked, quota: tuple[str, ...], traffic: tuple[str, ...]) -> int
 
 def _show_nothing(nothing: NothingFits, style: str) -> int:
     """Say why there is no fleet: as JSON on stdout where that was asked for, and in one line on stderr."""
-    from meshwright.reports.nothing import as_json
+    from meshwright.reports.plan import nothing_as_json
 
     if style == "json":
-        show(as_json(nothing), lambda: [], style)
+        show(nothing_as_json(nothing), lambda: [], style)
     return say_nothing(str(nothing))

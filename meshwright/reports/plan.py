@@ -1,20 +1,25 @@
-"""The report of a plan file: one line per plan, why the runner-up lost, what was rejected, what was searched."""
+"""The report of a plan file: one line per plan, why the runner-up lost, what was searched; and why nothing fits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from math import nan
+from typing import TYPE_CHECKING, Any
 
+from mesh.version import VERSION
 from meshwright.reports.text import Block, Lines, TextTable
 from planner.numbers import digits, gb, ms
 from planner.plan.accuracy import whose_constants
 from planner.plan.compare import QUANTITIES, PlanComparison, compare
 from planner.plan.plan import Plan
-from planner.plan.planfile import PlanFile, Rejected
+from planner.plan.planfile import SCHEMA, PlanFile, Rejected
 from planner.query.targets import OBJECTIVES, Prices, dollars_per_million_tokens, price_of
 from strategies.layout import ComponentLayout
 from strategies.role_words import layout_words, legend
+
+if TYPE_CHECKING:
+    from planner.best.nothing import NothingFits
 
 BOUNDS = {"flops": "FLOPs", "hbm": "HBM", "ici": "ICI bandwidth", "latency": "ICI latency", "free": "-"}
 _COLUMNS = {"attention": ("attention", "block"), "MLP": ("mlp", "moe", "block")}
@@ -269,3 +274,23 @@ def constants_of(best: Plan) -> list[str]:
         f"{reached.launch_s * 1e6:.2f} us per launch; `explain` lists the sources",
         *([whose_constants(best.constants)] if any(c.calibrated for c in best.constants) else []),
     ]
+
+
+def nothing_line(nothing: NothingFits) -> str:
+    """Return the reason and the smallest slice that would do; in serving, where no layout was ruled out, the reason."""
+    if not nothing.rejected and nothing.smallest is None:
+        return str(nothing)
+    larger = f"the smallest slice of that chip on which it fits is {nothing.smallest}"
+    return f"{nothing}; {larger if nothing.smallest else 'no larger slice of that chip does either'}"
+
+
+def nothing_as_json(nothing: NothingFits) -> dict[str, Any]:
+    """Return the reasons as JSON, in the form of a plan file without plans."""
+    return {
+        "schema": SCHEMA,
+        "tool_version": VERSION,
+        "plans": [],
+        "rejected": nothing.rejected,
+        "search": nothing.search,
+        "nothing_fits": {"why": str(nothing), "smallest_slice": nothing.smallest},
+    }

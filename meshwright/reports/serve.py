@@ -66,31 +66,28 @@ def _title(file: PlanFile, serving: Serving) -> str:
     )
 
 
-def _table(file: PlanFile, entries: Sequence[ServingEntry]) -> TextTable:
-    headers = [
-        "way", "prompts", "slots", "chips", "TTFT ms", "worst", "TPOT ms", "worst", "req/s", "tokens/s", "per chip",
-    ]  # fmt: skip
-    priced = any(entry.dollars_per_million_tokens is not None for entry in entries)
-    rows = [_row(number, entry, file.plans, priced) for number, entry in enumerate(entries, 1)]
-    notes = [[_way_text(entry, file.plans)] for entry in entries]
-    wide = [_wide_cells(entry, file.plans) for entry in entries]
-    headers += ["$/Mtoken"] if priced else []
-    own = frozenset(range(len(headers), len(headers) + len(_WIDE)))
-    rows = [[*row, *cells] for row, cells in zip(rows, wide, strict=True)]
-    return TextTable("", [*headers, *_WIDE], rows, notes=notes, wide=own)
-
-
 _WIDE = ("serving", "prefill plan", "decode plan", "slices")
+"""The last columns, which the note beneath a row says in words."""
 
 
-def _wide_cells(entry: ServingEntry, plans: Sequence[Plan]) -> list[str]:
-    where = slices_text(entry, plans[entry.prefill - 1], plans[entry.decode - 1])
-    return [entry.mode, str(entry.prefill), str(entry.decode), where]
+def _table(file: PlanFile, entries: Sequence[ServingEntry]) -> TextTable:
+    priced = any(entry.dollars_per_million_tokens is not None for entry in entries)
+    headers = (
+        "way", "prompts", "slots", "chips", "TTFT ms", "worst", "TPOT ms", "worst", "req/s", "tokens/s", "per chip",
+        *(["$/Mtoken"] if priced else []), *_WIDE,
+    )  # fmt: skip
+    rows = [_row(number, entry, file.plans, priced) for number, entry in enumerate(entries, 1)]
+    return TextTable(
+        "",
+        headers,
+        rows,
+        notes=[[_way_text(*row[-len(_WIDE) :])] for row in rows],
+        wide=frozenset(range(len(headers) - len(_WIDE), len(headers))),
+    )
 
 
-def _way_text(entry: ServingEntry, plans: Sequence[Plan]) -> str:
+def _way_text(mode: str, prefill: str, decode: str, where: str) -> str:
     """Return how and where a way serves: `interleaved on v5e:2x4: plan 3 prefills, plan 2 decodes`."""
-    mode, prefill, decode, where = _wide_cells(entry, plans)
     return f"{mode} on {where}: plan {prefill} prefills, plan {decode} decodes"
 
 
@@ -105,6 +102,10 @@ def _row(number: int, entry: ServingEntry, plans: Sequence[Plan], priced: bool) 
         *map(ms, (pace.ttft_s, pace.worst_ttft_s, pace.per_token_s, pace.worst_per_token_s)),
         *map(digits, (pace.requests_per_s, entry.tokens_per_s, entry.tokens_per_s_per_chip)),
         *([digits(dollars or 0.0)] if priced else []),
+        entry.mode,
+        str(entry.prefill),
+        str(entry.decode),
+        slices_text(entry, prefill, decode),
     ]
 
 

@@ -33,9 +33,9 @@ class TextTable:
     """A heading and rows of cells, each row with `notes`: lines of text that stand beneath it.
 
     Plain text has the columns in `beneath` under their rows, and others too where a table is wider than the text:
-    broad ones first, then the last. Columns in `wide` are
-    shown in the style `wide` alone, which has no notes and no limit of width. Columns in `code` are in the book's
-    notation, which Markdown must not read as its own. Markdown and HTML show the notes as a last column, `layout`.
+    broad ones first, then the last. Columns in `wide` are shown in the style `wide` alone, which has no notes and no
+    limit of width. Columns in `code` are in the book's notation, which Markdown must not read as its own. Markdown and
+    HTML show the notes as a last column, `layout`.
     """
 
     heading: str

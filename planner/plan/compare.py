@@ -127,8 +127,8 @@ def _by_role(plan: Plan) -> dict[tuple[str, str, str], tuple[float, StepPlan | N
     """
     result: dict[tuple[str, str, str], tuple[float, StepPlan | None]] = {}
     for step in plan.cost.steps:
-        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "glue"
-        key = (step.component, step.part if step.part == "body" else "glue", what)
+        what = f"{step.op} {step.text.split('[')[0]}" if step.part == "body" else "reshard"
+        key = (step.component, step.part if step.part == "body" else "reshard", what)
         seconds, longest = result.get(key, (0.0, None))
         if longest is None or step.seconds > longest.seconds:
             longest = step
